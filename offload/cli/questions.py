@@ -79,7 +79,7 @@ class Incident:
         return Answer(question="How far behind is the tier?", answer=answer, command=command)
 
     def _waiting(self) -> Answer:
-        found = [f"stream {each.stream!r}: {each.error}" for each in self.streams if each.error is not None]
+        found = [each.problem for each in self.streams if each.error is not None]
         if self.process.status is not None:
             found = [*map(str, self.process.status.get("problems", ())), *found]
         more = f" (and {len(found) - 1} more)" if found[1:] else ""
@@ -104,7 +104,8 @@ class Incident:
         answer = "not known for this store"
         if self.cost is not None:
             total = self.cost.requests + self.cost.storage
-            answer = f"{total:,.2f} a month at the prices of {self.cost.price.provider}"
+            least = "at least " if self.cost.unknown else ""
+            answer = f"{least}{total:,.2f} a month at the prices of {self.cost.price.provider}"
         return Answer(
             question="What does it cost?", answer=answer, command=self._command("status", "--unused")
         )

@@ -17,7 +17,7 @@ from offload.errors import Misuse, OffloadError
 from offload.model.prices import GIB
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
-from offload.service.costs import MonthlyCost, cost_of, work_of
+from offload.service.costs import MonthlyCost, cost_of, work_as_json
 from offload.service.preview import StreamPreview, as_json, preview_stream, try_keys
 from offload.session import GivenOptions
 from offload.streams.vouched import VouchedSource
@@ -51,7 +51,7 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     if held := found.stores[0].foreign_object:
         taken = f"{found.stores[0].url} is no tier and not empty: it holds {held!r}"
         found.problems.append(f"the tier: {taken}; name an empty place")
-    found.problems += [f"stream {each.stream!r}: {each.error}" for each in found.streams if each.error]
+    found.problems += [each.problem for each in found.streams if each.error]
     found.notes += [
         f"stream {each.stream!r}: the source does not continue it, so it goes on in a new part"
         for each in found.streams
@@ -87,9 +87,11 @@ async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *
     if opened.asked is not None:
         await _ask_broker(found, opened.asked, [name for name in names if config.of(name).follow])
     found.left_out = [name for name in names if not config.of(name).follow]
-    if not summary_of(found.stores)["read"]:
-        return found  # each stream would wait for the store
-    found.streams = await previews_of(opened, [each for each in streams if config.of(each.name).follow])
+    followed = [each for each in streams if config.of(each.name).follow]
+    if summary_of(found.stores)["read"]:
+        found.streams = await previews_of(opened, followed)
+    else:  # each stream would wait for the store, so nothing is known of them
+        found.streams = [StreamPreview(stream=each.name, glob=config.glob_of(each.name)) for each in followed]
     return found
 
 
@@ -142,6 +144,8 @@ def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None
 
 def preview_row(seen: StreamPreview) -> tuple[object, ...]:
     """Return the cells below `PREVIEW_HEADS`."""
+    if not seen.is_known:
+        return (seen.stream, *(["not known"] * (len(PREVIEW_HEADS) - 1)))
     tier_end = "-" if seen.committed_offset is None else seen.committed_offset
     return (
         seen.stream,
@@ -203,8 +207,10 @@ def cost_text(cost: MonthlyCost | None) -> str:
         return "cost: not known for this store; [prices] of the configuration sets prices"
     price, work = cost.price, cost.work
     where = ", ".join(filter(None, (price.provider, price.region)))
+    least = "at least " if cost.unknown else ""
+    unknown = f"; not known for {counted(cost.unknown, 'stream')}" if cost.unknown else ""
     return (
-        f"cost of a month: {cost.requests + cost.storage:,.2f} at the prices of {where}\n"
+        f"cost of a month: {least}{cost.requests + cost.storage:,.2f} at the prices of {where}{unknown}\n"
         f"  requests {cost.requests:,.2f}: {work.fragments:,.0f} fragments of 1 put, "
         f"{work.commits:,.0f} commits of 1 create and 1 listing\n"
         f"  storage {cost.storage:,.2f}: {cost.stored_gib:,.2f} GiB, as stored a month from now, of which "
@@ -227,7 +233,7 @@ def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> 
         "globs": {glob: each.model_dump(mode="json", by_alias=True) for glob, each in config.streams.items()},
         "broker": config.broker,
         "leaders": {stream: asdict(leader) for stream, leader in found.leaders.items()},
-        "streams": [as_json(each) | work_of(each, config).as_json() for each in found.streams],
+        "streams": [as_json(each) | work_as_json(each, config) for each in found.streams],
         "left_out": found.left_out,
         "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),
         "cost_per_month": None if cost is None else cost_as_json(cost),
@@ -243,5 +249,6 @@ def cost_as_json(cost: MonthlyCost) -> dict[str, Any]:
         "commits": round(cost.work.commits),
         "stored_gib": round(cost.stored_gib, 4),
         "roots_gib": round(cost.work.roots_stored_bytes / GIB, 4),
+        "unknown_streams": cost.unknown,
         "price": asdict(cost.price),
     }

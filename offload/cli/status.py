@@ -59,7 +59,7 @@ def status(
     (_print_json if json else _show)(config, seen, answers)
     for each in seen.streams:
         if each.error is not None:
-            print_error(OffloadError(f"stream {each.stream!r}: {each.error}"))
+            print_error(OffloadError(each.problem))
     return 1 if any(each.error for each in seen.streams) else 0
 
 
@@ -107,7 +107,10 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
     from offload.service.costs import cost_of
 
-    rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen.streams]
+    rows = [
+        [*preview_row(each), size_text(each.stored_size_bytes) if each.is_known else "not known"]
+        for each in seen.streams
+    ]
     heads = [*PREVIEW_HEADS, "stored"]
     if seen.process.status is not None:
         heads.append("process")
@@ -119,7 +122,9 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
             row.append(size_text(seen.waste.get(each.stream, 0)))
     print_table(heads, rows)
     behind = sum(each.lag_records > 0 for each in seen.streams)
-    print(one_line(f"{counted(len(seen.streams), 'stream')}, {behind} behind {config.source}"))
+    unknown = sum(not each.is_known for each in seen.streams)
+    beyond = f"; not known for {counted(unknown, 'stream')}" if unknown else ""
+    print(one_line(f"{counted(len(seen.streams), 'stream')}, {behind} behind {config.source}{beyond}"))
     for each in seen.streams:
         if each.begins_part:
             print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
@@ -131,7 +136,7 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
 
 def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import cost_as_json
-    from offload.service.costs import cost_of, work_of
+    from offload.service.costs import cost_of, work_as_json
     from offload.service.preview import as_json
 
     cost = cost_of(config, seen.streams)
@@ -142,7 +147,7 @@ def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
             "tier": config.tier,
             "streams": [
                 as_json(each)
-                | work_of(each, config).as_json()
+                | work_as_json(each, config)
                 | ({} if seen.waste is None else {"unused_bytes": unused.get(each.stream, 0)})
                 for each in seen.streams
             ],

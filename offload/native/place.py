@@ -13,12 +13,13 @@ committed. The anchor names no credentials.
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from offload.contracts.store import Body, ObjectStore
 from offload.env import Env
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 from offload.native.anchors import create_anchor, read_tier_anchor
 
 __all__ = ["TierPlan"]
+
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,8 @@ class TierPlace:
         stranger = await self._stranger()
         if stranger is None:
             await (self._make_split() if self.plan.commit_store else self._make_whole())
+            # A file system that is not mounted, or a URL with a mistake, looks like an empty place.
+            _log.info("%s was empty: it is a new tier now", self.data.url)
         try:
             return await self.find()
         except NotFound as exc:

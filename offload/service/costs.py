@@ -30,7 +30,15 @@ from offload.service.preview import Growth, StreamPreview
 from offload.streams.follow_rules import FollowRules
 from offload.urls import scheme_of
 
-__all__ = ["MonthlyCost", "MonthlyWork", "cost_of", "root_size_bytes", "work_of", "writes_per_second"]
+__all__ = [
+    "MonthlyCost",
+    "MonthlyWork",
+    "cost_of",
+    "root_size_bytes",
+    "work_as_json",
+    "work_of",
+    "writes_per_second",
+]
 
 
 MONTH_SECONDS: Final = 30 * 86_400
@@ -71,6 +79,8 @@ class MonthlyCost:
 
     price: Price
     work: MonthlyWork
+    unknown: int = 0
+    """The streams that could not be read. Their costs are missing here."""
 
     @property
     def requests(self) -> float:
@@ -102,6 +112,12 @@ def work_of(seen: StreamPreview, config: RunConfig) -> MonthlyWork:
     )
 
 
+def work_as_json(seen: StreamPreview, config: RunConfig) -> dict[str, Any]:
+    """Return the work of a month for programs. A number that is not known is None."""
+    numbers = work_of(seen, config).as_json()
+    return numbers if seen.is_known else dict.fromkeys(numbers)
+
+
 def writes_per_second(growth: Growth, rules: FollowRules, *, asks_broker: bool) -> tuple[float, float]:
     """Return the fragments and the commits of one stream in a second."""
     if not growth.chunks_per_second:
@@ -128,7 +144,12 @@ def cost_of(config: RunConfig, streams: Iterable[StreamPreview]) -> MonthlyCost 
     price = _price(config)
     if price is None:
         return None
-    return MonthlyCost(price=price, work=_sum([work_of(each, config) for each in streams]))
+    seen = list(streams)
+    return MonthlyCost(
+        price=price,
+        work=_sum([work_of(each, config) for each in seen]),
+        unknown=sum(not each.is_known for each in seen),
+    )
 
 
 def _price(config: RunConfig) -> Price | None:

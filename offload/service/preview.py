@@ -48,11 +48,13 @@ class StreamPreview:
     stream: str
     glob: str
     error: OffloadError | None = None
-    """Why the stream would not be copied now. Then the numbers are 0 as far as they are not known."""
+    """Why the stream would not be copied now."""
 
-    source_next_offset: int = 0
+    source_next_offset: int | None = None
+    """The end of the source. None if source and tier could not be compared: then no number below is known."""
+
     committed_offset: int | None = None
-    """The end of the stream on the tier. None if it is not there yet."""
+    """The end of the stream on the tier. None if it is not there yet, or not known."""
 
     part: int = 1
     """The newest part of the stream on the tier. `committed_offset` and the sizes are of this part."""
@@ -70,6 +72,17 @@ class StreamPreview:
     stored_size_bytes: int = 0
     data_size_bytes: int = 0
     growth: Growth = Growth()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether source and tier could be read, so that the numbers say something."""
+        return self.source_next_offset is not None
+
+    @property
+    def problem(self) -> str:
+        """The error in one line that names the stream once."""
+        text, head = str(self.error), f"stream {self.stream!r}: "
+        return text if text.startswith(head) else f"{head}{text}"
 
 
 async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamPreview:
@@ -164,7 +177,14 @@ async def try_keys(session: Session, config: RunConfig) -> list[str]:
 
 
 def as_json(seen: StreamPreview) -> dict[str, Any]:
-    """Return the document of a stream for `offload run --check --json`."""
+    """Return the document of a stream for programs. A number that is not known is None."""
+    numbers = {
+        "lag_records": seen.lag_records,
+        "lag_bytes": seen.lag_size_bytes,
+        "lag_seconds": round(seen.lag_seconds, 3),
+        "stored_bytes": seen.stored_size_bytes,
+        "growth_bytes_per_second": round(seen.growth.bytes_per_second, 3),
+    }
     return {
         "stream": seen.stream,
         "glob": seen.glob,
@@ -172,10 +192,6 @@ def as_json(seen: StreamPreview) -> dict[str, Any]:
         "begins_part": seen.begins_part,
         "source_next_offset": seen.source_next_offset,
         "committed_offset": seen.committed_offset,
-        "lag_records": seen.lag_records,
-        "lag_bytes": seen.lag_size_bytes,
-        "lag_seconds": round(seen.lag_seconds, 3),
-        "stored_bytes": seen.stored_size_bytes,
-        "growth_bytes_per_second": round(seen.growth.bytes_per_second, 3),
+        **(numbers if seen.is_known else dict.fromkeys(numbers)),
         "error": None if seen.error is None else str(seen.error),
     }

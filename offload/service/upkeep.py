@@ -14,6 +14,9 @@ Invariants:
 - A process that leads no stream does nothing: of several processes, those that stand by cost nothing here.
 - An error ends its run, and an event reports it. It stops neither the followers nor a later run.
 - A job that is cancelled leaves nothing that the next run does not cure: each is safe to kill.
+- Nothing is trimmed by age, and nothing is swept, once the wall clock has run ahead of the monotonic one. The
+  age of data and the grace of a sweep are counted by the wall clock: if it jumps a year ahead, all data looks
+  old.
 
 A trim and a compaction commit as guests, beside the kept writer of a stream. Its next commit finds the newer
 root and goes on.
@@ -45,6 +48,9 @@ __all__ = ["Upkeep"]
 JITTER: Final = 0.1
 FRAGMENTS_MIN: Final = 8
 """The fewest fragments that are merged into one: a merge copies all their bytes, so it has to be worth it."""
+
+CLOCK_AHEAD_SECONDS_MAX: Final = 3600.0
+"""How far the wall clock may run ahead of the monotonic one. A change of a time zone does not move it."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -89,8 +95,11 @@ class Upkeep:
     running: str | None = None
     """The name of the job that runs now."""
     _jobs: list[_Job] = field(init=False)
+    _clock_seconds: float = field(init=False)
+    """The difference between the two clocks when this process began."""
 
     def __post_init__(self) -> None:
+        self._clock_seconds = self._clock_difference()
         every = self.config.upkeep
         jobs = {
             "retention": (every.retention_seconds, self._retain),
@@ -169,6 +178,8 @@ class Upkeep:
             if retention is None:
                 continue
             try:
+                if retention.age_seconds_max is not None:
+                    self._check_clock()
                 reports = await trim_parts(self.tier_for(stream), stream, retention, env=self.env)
             except StoreDenied:  # every other stream would be denied too
                 raise
@@ -200,10 +211,24 @@ class Upkeep:
                 return
 
     async def _sweep(self, tally: JobTally) -> None:
+        self._check_clock()
         report = await sweep(self.tier, env=self.env)
         for row in report.streams:
             error = row.errors[0] if row.errors else None
             tally.add(row.deleted.objects.total(), row.deleted.bytes.total(), error)
+
+    def _check_clock(self) -> None:
+        """Raise `Denied` if the wall clock of this machine has jumped ahead since this process began."""
+        ahead = self._clock_difference() - self._clock_seconds
+        if ahead > CLOCK_AHEAD_SECONDS_MAX:
+            raise Denied(
+                f"the clock of this machine has jumped {ahead / 3600:,.1f} hours ahead since this process "
+                "began, so nothing is deleted by age, and nothing is swept; correct the clock, or restart "
+                "this process if the clock is right"
+            )
+
+    def _clock_difference(self) -> float:
+        return self.env.now_ms() / 1000 - self.env.monotonic()
 
     async def _verify(self, tally: JobTally) -> None:
         rate = self.config.upkeep.verify_bytes_per_second_max

@@ -86,9 +86,11 @@ class Dispatcher:
             return
         else:
             self._note(None)
-        for name, (_, ending) in self._followers.items():
+        for name, (follower, ending) in self._followers.items():
             if name not in found and not ending.is_set():
-                _log.warning("stream %r is not in the source any more: it is not followed", name)
+                lacking = follower.status.lag_records
+                lost = f"; its last {lacking} records that were seen are not on the tier" if lacking else ""
+                _log.warning("stream %r is not in the source any more: it is not followed%s", name, lost)
                 ending.set()
         for name, stream in found.items():
             if name not in self._followers and (plan := self.plan_of(name)) is not None:

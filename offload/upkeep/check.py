@@ -305,8 +305,8 @@ class _Checking:
     async def _throughput(self) -> str:
         block = bytes(range(256)) * (THROUGHPUT_SIZE_BYTES // 256)
         keys = [f"{self.below}throughput.{number}" for number in range(THROUGHPUT_OBJECTS)]
-        up = await self._timed(asyncio.gather(*(self.store.put(key, Body.of(block)) for key in keys)))
-        down = await self._timed(asyncio.gather(*(self.store.get(key) for key in keys)))
+        up = await self._timed(_all_ended([self.store.put(key, Body.of(block)) for key in keys]))
+        down = await self._timed(_all_ended([self.store.get(key) for key in keys]))
         mebibytes = THROUGHPUT_OBJECTS * THROUGHPUT_SIZE_BYTES / 2**20
         return (
             f"up {mebibytes / up:,.0f} MiB/s, down {mebibytes / down:,.0f} MiB/s, by "
@@ -354,6 +354,16 @@ class _Checking:
         begin = self.env.monotonic()
         await work
         return max(self.env.monotonic() - begin, 1e-9)  # never zero: rates divide by it
+
+
+async def _all_ended(requests: Sequence[Awaitable[object]]) -> None:
+    """Return when every request has ended. Raises the first error, and not before that.
+
+    A put that is still under way after a failure would store its object behind the clean-up.
+    """
+    for ended in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
 
 
 class _Broken(Exception):

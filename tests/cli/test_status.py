@@ -112,6 +112,30 @@ def test_a_source_that_does_not_continue_the_tier_is_an_error(tmp_path: Path) ->
     assert "offload: stream 'orders': " in ran.stderr
 
 
+def test_a_number_that_cannot_be_read_is_not_known_and_never_0(tmp_path: Path) -> None:
+    sync(DATA / "tiny", tmp_path / "tier")
+    (tmp_path / "tier" / "tier.anchor").write_bytes(b"damaged")
+
+    ran = offload("status", source_url(DATA / "tiny"), tmp_path / "tier")
+    (row,) = offload("status", source_url(DATA / "tiny"), tmp_path / "tier", "--json").document["streams"]
+    checked = offload("run", "--check", source_url(DATA / "tiny"), tmp_path / "tier")
+
+    assert ran.code == 1
+    assert ran.lines[1].split("\t") == ["tiny", *["not known"] * 7]
+    assert ran.lines[2].startswith("1 stream, 0 behind ")
+    assert ran.lines[2].endswith("; not known for 1 stream")
+    assert (row["source_next_offset"], row["lag_records"], row["stored_bytes"]) == (None, None, None)
+    assert '"*": 1 stream, ' in checked.text
+    assert "tiny\t" + "not known\t" * 6 in checked.text
+
+
+def test_the_error_of_a_stream_names_the_stream_once() -> None:
+    named = StreamPreview(stream="orders", glob="*", error=Denied("stream 'orders': no right"))
+    bare = StreamPreview(stream="orders", glob="*", error=Denied("no right"))
+
+    assert named.problem == bare.problem == "stream 'orders': no right"
+
+
 def test_a_tier_that_does_not_exist_lacks_everything_and_is_not_made(tmp_path: Path) -> None:
     ran = offload("status", source_url(DATA / "tiny"), tmp_path / "tier", "--unused")
 

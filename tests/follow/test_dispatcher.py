@@ -121,6 +121,42 @@ def test_streams_are_found_and_forgotten_while_it_runs() -> None:
     asyncio.run(scenario())
 
 
+def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pytest.LogCaptureFixture) -> None:
+    """Its data is gone with it, and nothing else would ever tell."""
+
+    async def scenario() -> None:
+        source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name="copied"), GrowingStream(name="seen")]
+        for stream in source.held:
+            stream.append()
+        patient = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=10_000.0)
+        hasty = ObjectStoreOffloader(store), RULES
+        following = dispatcher(source, store, plan_of=lambda name: patient if name == "seen" else hasty)
+        running = asyncio.create_task(following.run(stopping))
+
+        async def copied() -> bool:
+            lags = {status.stream: status.lag_records for status in following.statuses}
+            return lags == {"copied": 0, "seen": 10}
+
+        await until(copied)
+        source.held = []
+
+        async def forgotten() -> bool:
+            return not following.statuses
+
+        await until(forgotten)
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+    gone = "stream {!r} is not in the source any more: it is not followed"
+    assert [line.getMessage() for line in caplog.records] == [
+        gone.format("copied"),
+        gone.format("seen") + "; its last 10 records that were seen are not on the tier",
+    ]
+
+
 class UnlistedSource(GrowingSource):
     """A source whose streams cannot be listed while it has an `error`."""
 

@@ -16,7 +16,7 @@ from offload.errors import Denied, StoreDenied, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
-from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
+from offload.service.upkeep import CLOCK_AHEAD_SECONDS_MAX, FRAGMENTS_MIN, Upkeep
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
@@ -29,9 +29,9 @@ class World:
     """A tier in memory, one follower, and upkeep. The clock moves only if a test moves it."""
 
     def __init__(self, **upkeep: str) -> None:
-        self.now, self.events = 0.0, list[Event]()
+        self.now, self.events, self.wall_ms = 0.0, list[Event](), 10**12
         self.stream, self.store = GrowingStream(), MemoryStore()
-        self.env = Env(monotonic=lambda: self.now, now_ms=lambda: 10**12, random=lambda: 0.0)
+        self.env = Env(monotonic=lambda: self.now, now_ms=lambda: self.wall_ms, random=lambda: 0.0)
         self.tier = ObjectStoreOffloader(self.store, env=self.env)
         rules = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.0)
         self.follower = Follower(source=self.stream, offloader=self.tier, rules=rules, env=self.env)
@@ -238,6 +238,45 @@ def test_a_stream_without_limits_is_left_out_of_retention() -> None:
         done = await world.run_once(world.with_led(["orders"]))
 
         assert (done.streams, done.error) == (0, None)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("job", ["retention", "sweep"])
+def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_is_corrected(job: str) -> None:
+    """By such a clock all data is old, and every grace is over."""
+
+    async def scenario() -> None:
+        world = World(**{job: "1h"})
+        await world.grow(9)
+        before = dict(world.store.objects)
+        world.wall_ms += 1000 * (CLOCK_AHEAD_SECONDS_MAX + world.now + 1)
+
+        done = await world.run_once()
+
+        assert isinstance(done.error, Denied)
+        assert "has jumped 1.0 hours ahead" in str(done.error)
+        assert world.store.objects == before
+
+        world.wall_ms = 10**12
+        world.now += 3600
+        assert (await world.run_once()).error is None
+        assert world.store.objects != before
+
+    asyncio.run(scenario())
+
+
+def test_a_limit_of_size_trusts_no_clock_and_applies_after_a_jump() -> None:
+    async def scenario() -> None:
+        world = World(retention="1h")
+        changed = {"streams": {"*": {"max_bytes": "1B"}}, "upkeep": OFF | {"retention": "1h"}}
+        world.config = RunConfig.model_validate({"source": "memory:", "tier": "memory:"} | changed)
+        upkeep = world.with_led(["orders"])
+        await world.grow(9)
+        world.wall_ms *= 2
+
+        assert (await world.run_once(upkeep)).error is None
+        assert (await world.tier.load_manifest("orders")).first_offset == 80
 
     asyncio.run(scenario())
 

@@ -211,6 +211,27 @@ def test_a_full_store_is_reported_although_small_objects_fit() -> None:
     assert (report.can("read"), report.can("write"), report.can("commit")) == (True, False, False)
 
 
+def test_a_put_that_is_still_under_way_when_another_fails_leaves_nothing_behind() -> None:
+    """A full disk refuses one object while others are being written."""
+    objects: dict[str, bytes] = {}
+
+    class FullInTheMiddle(MemoryStore):
+        async def put(self, key: str, body: Body) -> None:
+            if key.endswith("throughput.0"):
+                raise NoSpace("the store is full: make room")
+            if "throughput" in key:
+                await asyncio.sleep(0.05)
+            await super().put(key, body)
+
+    async def scenario() -> list[str]:
+        report = await check(FullInTheMiddle(objects=objects))
+        await asyncio.sleep(0.1)
+        return failed(report)
+
+    assert asyncio.run(scenario()) == ["throughput"]
+    assert objects == {}
+
+
 class TestCommand:
     def test_a_folder_that_is_not_a_tier_yet_may_become_one(self, tmp_path: Path) -> None:
         done = offload("check", str(tmp_path / "tier"))
