@@ -58,7 +58,12 @@ def month_of(streams: str, rate: str, size: str, max_lag: str, broker: str, rati
         ledgers_per_second=per_second * bytes_ / SEGMENT_SIZE_BYTES,
     )
     stream = StreamPreview(
-        stream="s", glob="*", growth=growth, data_size_bytes=100, stored_size_bytes=round(100 / float(ratio))
+        stream="s",
+        glob="*",
+        source_next_offset=0,
+        growth=growth,
+        data_size_bytes=100,
+        stored_size_bytes=round(100 / float(ratio)),
     )
     cost = cost_of(config, [stream] * int(number))
     assert cost is not None
