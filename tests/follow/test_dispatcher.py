@@ -129,7 +129,7 @@ def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pyte
         source.held = [GrowingStream(name="copied"), GrowingStream(name="seen")]
         for stream in source.held:
             stream.append()
-        patient = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=10_000.0)
+        patient = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=500.0)
         hasty = ObjectStoreOffloader(store), RULES
         following = dispatcher(source, store, plan_of=lambda name: patient if name == "seen" else hasty)
         running = asyncio.create_task(following.run(stopping))

@@ -21,6 +21,8 @@ from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
+from offload.upkeep.parts import trim_parts
+from offload.upkeep.retention import Retention
 
 OFF = dict.fromkeys(("retention", "compact", "sweep", "verify"), "off")
 
@@ -249,8 +251,10 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_is_corrected(job: str
     async def scenario() -> None:
         world = World(**{job: "1h"})
         await world.grow(9)
+        if job == "sweep":
+            await trim_parts(world.tier, "orders", Retention(age_seconds_max=1.0), env=world.env)
         before = dict(world.store.objects)
-        world.wall_ms += 1000 * (CLOCK_AHEAD_SECONDS_MAX + world.now + 1)
+        world.wall_ms += int(1000 * (CLOCK_AHEAD_SECONDS_MAX + world.now + 1))
 
         done = await world.run_once()
 
