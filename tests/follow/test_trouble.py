@@ -7,14 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from follower_world import LAG, RULES, World, run
 from growing_source import Clock, GrowingStream
 
-from offload.contracts.events import StreamPaused, TookOver
+from offload.contracts.events import StreamPaused, StreamResumed, TookOver
 from offload.contracts.source import Snapshot
-from offload.errors import Corrupt, Diverged, TryAgain
+from offload.errors import Corrupt, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
 from offload.model.manifest import Manifest
-from offload.store.faults import Fault, Rule
+from offload.store.faults import MUTATIONS, Fault, Rule
 from offload.streams.follow_rules import FollowState
 from offload.streams.follower import PAUSE_SECONDS
 
@@ -113,6 +114,38 @@ class TestDamage:
             world.source.append(2)
             await world.run(follower, PAUSE_SECONDS + LAG)
             assert (await world.committed(), follower.state) == (40, FollowState.LEADING)
+
+        run(scenario)
+
+
+class TestATierThatRefuses:
+    @pytest.mark.parametrize(
+        "error", [NoSpace("the disk is full"), StoreDenied("the key is revoked"), NoSuchKey("no master key")]
+    )
+    def test_a_tier_that_refuses_for_an_hour_lacks_no_record_afterwards_and_doubles_none(
+        self, error: OffloadError
+    ) -> None:
+        """A full disk, a revoked credential or a master key that is gone, until a person has mended it."""
+
+        async def refuse(operation: str, key: str) -> None:
+            if operation in MUTATIONS:
+                raise error
+
+        async def scenario(world: World) -> None:
+            world.source.append()
+            await world.run(follower := world.follower(), 2 * LAG)
+            world.store.before, mended = refuse, world.store.before
+            world.source.append(3)
+            await world.run(follower, 3600)
+
+            assert (follower.state, follower.status.error) == (FollowState.PAUSED, error)
+            assert await world.committed() == 10
+
+            world.store.before = mended
+            world.source.append()
+            await world.run(follower, PAUSE_SECONDS + LAG)
+            assert (await world.committed(), follower.state) == (50, FollowState.LEADING)
+            assert (world.told(StreamPaused), world.told(StreamResumed)) == (1, 1)
 
         run(scenario)
 
