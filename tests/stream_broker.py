@@ -63,6 +63,9 @@ class StreamBroker:
     stalls_on: int | None = None
     """The command from which on a connection reads nothing more, and stays open."""
 
+    frame_size_bytes_max: int = 1 << 20
+    """A larger frame ends the connection."""
+
     heartbeat_seconds: int | None = 60
     """None: the broker never states its limits."""
 
@@ -185,6 +188,8 @@ class _Connection:
     async def serve(self) -> None:
         while True:
             size = int.from_bytes(await self.reader.readexactly(4), "big")
+            if size > self.broker.frame_size_bytes_max:
+                raise Hangup
             raw = await self.reader.readexactly(size)
             key, version = struct.unpack(">HH", raw[:4])
             assert version == 1, raw
@@ -256,7 +261,9 @@ class _Connection:
 
     def after(self, key: int) -> None:
         if key == AUTHENTICATE and self.broker.heartbeat_seconds is not None:
-            self.send(TUNE, struct.pack(">II", 1 << 20, self.broker.heartbeat_seconds))
+            self.send(
+                TUNE, struct.pack(">II", self.broker.frame_size_bytes_max, self.broker.heartbeat_seconds)
+            )
         if key == SUBSCRIBE:
             self.deliver()
         if key == CLOSE:

@@ -18,7 +18,7 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
-from offload.formats.tracking import ConsumerOffset
+from offload.formats.tracking import ConsumerOffset, encode_blocks
 from offload.model.chunk_table import ChunkType
 
 SEGMENTS = {"tiny": 500_000_000, "batches": 500_000_000, "filtered": 700_000}
@@ -83,15 +83,18 @@ def test_a_sync_continues_the_archive_from_restored_files(tmp_path: Path, folder
     assert len(read(tier, "old").lines) == 60
 
 
-@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("tracked", ["in a chunk", "in a trailer", ""])
 def test_a_segment_is_cut_only_where_no_tracking_state_is_lost(
-    tmp_path: Path, folder: Path, tracked: bool
+    tmp_path: Path, folder: Path, tracked: str
 ) -> None:
     """osiris reads what consumers stored from the newest segment alone."""
     tier, old = tmp_path / "tier", tmp_path / "old"
     stored = [ConsumerOffset(name=b"app", offset=1)]
     chunks = [*simple_chunks(3, records=1)]
-    if tracked:
+    if tracked == "in a trailer":
+        trailer = encode_blocks(stored, chunk_type=ChunkType.USER)
+        chunks.append(build_chunk([b"x"], offset=3, timestamp_ms=1, epoch=1, trailer=trailer))
+    elif tracked:
         kind = ChunkType.TRACKING_DELTA
         chunks.append(build_tracking_chunk(stored, chunk_type=kind, offset=3, timestamp_ms=1, epoch=1))
     chunks += [build_chunk([b"x"], offset=len(chunks) + k, timestamp_ms=2, epoch=1) for k in range(3)]

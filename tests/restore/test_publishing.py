@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_archives import archived, odd_chunks
+from odd_archives import STREAM, archived, odd_chunks
 from offload_rabbitmq.stream_target import StreamTarget, open_url, publisher_name
 from stream_broker import (
     AUTHENTICATE,
@@ -29,7 +29,7 @@ from stream_broker import (
     running,
 )
 
-from offload import OffloadError
+from offload import ObjectStoreOffloader, OffloadError
 from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
@@ -37,6 +37,7 @@ from offload.model.chunk_table import ChunkType
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.restore import Restored, origin_of, publish
 from offload.streams.salvage import Archive
+from offload.upkeep.retention import Retention, trim
 
 KINDS = st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=9).filter(
     lambda kinds: kinds != ["tracking"] * len(kinds)
@@ -195,6 +196,24 @@ def test_a_missing_fragment_is_left_out_whole() -> None:
 
         assert broker.bodies == [body for offset, body in messages if not 3 <= offset < 9]
         assert [(hole.first_offset, hole.next_offset) for hole in done.skipped] == [(3, 9)]
+
+    run(scenario)
+
+
+def test_a_restore_ends_if_its_messages_are_trimmed_meanwhile() -> None:
+    chunks, _ = odd_chunks(["plain", "plain"])
+
+    async def scenario(broker: StreamBroker) -> None:
+        objects: dict[str, bytes] = {}
+        archive = await archived(chunks[:1], chunks[1:], objects=objects)
+        assert isinstance(archive.catalogue, ObjectStoreOffloader)
+        await trim(archive.catalogue, STREAM, Retention(before_offset=3))
+        del objects[min(key for key in objects if key.endswith(".fragment"))]
+
+        with pytest.raises(NotOffloaded, match=r"offsets \[0, 3\) were trimmed while"):
+            await restore(archive, broker)
+
+        assert broker.bodies == []
 
     run(scenario)
 
@@ -401,6 +420,7 @@ def test_a_chunk_that_is_larger_than_a_frame_is_published_in_several() -> None:
     bodies = [b"%d" % k * 100_000 for k in range(7)]
 
     async def scenario(broker: StreamBroker) -> None:
+        broker.frame_size_bytes_max = 250_000
         await restore(await archived([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)]), broker)
 
         assert broker.bodies == bodies
