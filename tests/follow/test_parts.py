@@ -230,6 +230,22 @@ class TestWhoBeginsAPart:
 
         run(scenario)
 
+    def test_the_first_data_of_a_part_fences_the_writer_of_the_part_right_before_it(self) -> None:
+        async def scenario(world: World) -> None:
+            source = await with_gap(world)
+            assert (await world.sync(source, new_part=True)).part == StreamPart("orders", 2)
+            writer = await StreamWriter.claim(world.tier(), "orders-part-2")
+            await world.tier().begin_part(StreamPart("orders", 3), before=None)
+            source.write(1, 3)
+            source.drop(4)
+
+            assert (await world.sync(source)).part == StreamPart("orders", 3)
+
+            with pytest.raises(Fenced):
+                await writer.prepare([1])
+
+        run(scenario)
+
     def test_a_gap_pauses_a_follower_by_default(self) -> None:
         async def scenario(world: World) -> None:
             await with_gap(world)

@@ -239,6 +239,26 @@ def test_restores_and_syncs_at_once_begin_one_part() -> None:
     run(scenario)
 
 
+def test_a_restore_that_finds_another_part_begun_meanwhile_begins_none() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Killed):
+            await world.restore(dies_after=0)
+        committed = (await StreamReader.open(world.tier(), STREAM)).manifest
+
+        async def rival(operation: str, key: str) -> None:
+            if operation == "create" and key == "orders-part-2/stream.anchor":
+                await world.tier().begin_part(StreamPart(STREAM, 2), before=None)
+
+        late = ObjectStoreOffloader(FaultyStore(world.store, before=rival), env=world.clock.env())
+        header, env = world.broker.chunks()[-1][:48], world.clock.env()
+        with pytest.raises(Conflict, match="has gone on as 'orders-part-2' meanwhile"):
+            await begin_behind(late, StreamPart(STREAM), committed, header, env=env, emit=silent)
+
+        assert [part.number for part in await world.tier().parts(STREAM)] == [2]
+
+    run(scenario)
+
+
 def test_a_copy_of_a_tier_keeps_the_chunk_behind_which_a_part_begins() -> None:
     async def scenario(world: World) -> None:
         part = await world.restore()
