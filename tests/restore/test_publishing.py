@@ -420,7 +420,7 @@ def test_a_chunk_that_is_larger_than_a_frame_is_published_in_several() -> None:
     bodies = [b"%d" % k * 100_000 for k in range(7)]
 
     async def scenario(broker: StreamBroker) -> None:
-        broker.frame_size_bytes_max = 250_000
+        broker.frame_size_bytes_max = 150_000
         await restore(await archived([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)]), broker)
 
         assert broker.bodies == bodies
