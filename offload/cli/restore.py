@@ -23,7 +23,7 @@ from offload.model.position import OFFSET_MAX
 from offload.session import as_offloader
 from offload.store.rate import Rate
 from offload.streams.behind import begin_behind, refuse_gone_on
-from offload.streams.history import end_of
+from offload.streams.history import end_of_chunk
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.reader import StreamReader
 from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
@@ -70,7 +70,7 @@ MapFile = Annotated[
 SkipDamage = Annotated[
     bool, typer.Option("--skip-damage", help="Leave damaged chunks out. Default: stop before the first.")
 ]
-NewPart = Annotated[
+PartBehind = Annotated[
     bool,
     typer.Option(
         "--new-part",
@@ -100,7 +100,7 @@ def restore(
     rate: PerSecond = None,
     map_file: MapFile = None,
     skip_damage: SkipDamage = False,
-    new_part: NewPart = False,
+    new_part: PartBehind = False,
     target_option: TargetOptions = None,
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
@@ -268,7 +268,7 @@ def _tell(
     if part is not None:
         print(
             f"{one_line(part.first)}: goes on in part {part.number}, which begins at offset "
-            f"{end_of(part.behind)} of the target"
+            f"{end_of_chunk(part.behind)} of the target"
         )
 
 
@@ -290,7 +290,7 @@ def _as_json(
         "map": None if map_file is None else str(map_file),
         "new_part": None
         if part is None
-        else {"part": part.number, "stream": part.name, "first_offset": end_of(part.behind)},
+        else {"part": part.number, "stream": part.name, "first_offset": end_of_chunk(part.behind)},
     }
 
 

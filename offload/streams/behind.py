@@ -29,7 +29,7 @@ from offload.env import Env
 from offload.errors import BeingRebuilt, Conflict, Diverged, NotOffloaded, StreamDeleted, TryAgain
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
-from offload.streams.history import end_of, newest
+from offload.streams.history import end_of_chunk, newest
 from offload.streams.parts import close_before, never, record_part
 from offload.streams.writer import StreamWriter
 
@@ -76,7 +76,7 @@ async def begin_behind(
     if begun.behind != header:
         raise Conflict(f"stream {part.first!r} has gone on as {begun.name!r} meanwhile")
     await open_behind(offloader, begun, env=env)
-    first, ended = end_of(header), restored.next_offset
+    first, ended = end_of_chunk(header), restored.next_offset
     emit(PartBegun(stream=part.first, part=begun.number, first_offset=first, ended_offset=ended))
     return begun
 
@@ -89,7 +89,7 @@ async def open_behind(offloader: LedgerOffloader, part: StreamPart, *, env: Env)
     await close_before(offloader, part, source_epoch=0, env=env)
     # A rival that got the root may have begun to copy. It is fenced, and looks again.
     writer = await StreamWriter.claim(
-        offloader, part.name, is_new=True, first_offset=end_of(part.behind), agree=never, env=env
+        offloader, part.name, is_new=True, first_offset=end_of_chunk(part.behind), agree=never, env=env
     )
     return writer.manifest
 
@@ -121,7 +121,7 @@ def _is_unused(part: StreamPart, manifest: Manifest | None) -> bool:
     """Return whether an earlier restore began this part, and nothing was ever copied to it."""
     if not part.behind:
         return False
-    return manifest is None or (not manifest.fragments and manifest.next_offset == end_of(part.behind))
+    return manifest is None or (not manifest.fragments and manifest.next_offset == end_of_chunk(part.behind))
 
 
 async def _settle(offloader: LedgerOffloader, part: StreamPart, restored: CommittedStream, env: Env) -> None:

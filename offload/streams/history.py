@@ -105,11 +105,11 @@ async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snap
 
 async def check_behind(part: StreamPart, snapshot: Snapshot) -> None:
     """Raise `Diverged` unless the source continues the chunk behind which an empty part begins."""
-    if _reaches(part.name, end_of(part.behind), snapshot):
+    if _reaches(part.name, end_of_chunk(part.behind), snapshot):
         await _check_chunk(part.name, part.behind, replace(snapshot, holds=None))
 
 
-def end_of(header: bytes) -> int:
+def end_of_chunk(header: bytes) -> int:
     """Return the offset behind the chunk that has this header."""
     return ChunkHeader.decode(header, where="the chunk behind which a part begins").next_offset
 

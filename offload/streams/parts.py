@@ -59,7 +59,7 @@ from offload.streams.history import (
     PAGE,
     check_behind,
     check_same_history,
-    end_of,
+    end_of_chunk,
     last_chunk,
     source_agrees,
 )
@@ -94,7 +94,7 @@ async def check_part(
     offloader: LedgerOffloader, part: StreamPart, manifest: Manifest, snapshot: Snapshot
 ) -> None:
     """Raise `Diverged` unless the source continues this part. See `check_same_history`."""
-    if part.behind and not manifest.fragments and manifest.next_offset == end_of(part.behind):
+    if part.behind and not manifest.fragments and manifest.next_offset == end_of_chunk(part.behind):
         await check_behind(part, snapshot)
         return
     # A part that a crash left without data has nothing to compare. It must not begin behind what the source
