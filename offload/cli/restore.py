@@ -16,6 +16,7 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, position_of, run_async
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
 from offload.errors import NotOffloaded, TryAgain
 from offload.model.part import StreamPart
@@ -115,26 +116,17 @@ def restore(
     position, url = position_of(start), _url(target, files, state)
 
     async def main() -> None:
-        into = state.target(url, target_option)
-        _refuse_for_files(into, rate, map_file)
-        _refuse_place_of_map(map_file)
+        into = _checked(state.target(url, target_option), rate, map_file)
         # Only a new part changes the tier. A tier that can only be read is restored from, too.
         async with (state.tier if new_part else state.catalogue)(tier, option) as catalogue:
-            reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
+            reader = await _opened(catalogue, stream, state)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
-            _tell_parts(reader)
             begins = await reader.offset_here(position)
             go_on = await _GoOn.checked(archive, state) if new_part else None
             with progress(json=json) as show:
-                bar = _Bar(show, begins, archive)
-                done = await _restore(archive, into, begins, rate, state, bar, go_on)
+                done = await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive), go_on)
             if isinstance(into, MessageTarget) and (map_file is not None or go_on is not None):
-                comparison = Comparison(archive, into, begins, is_followed=new_part)
-                found = await comparison.map()
-                if map_file is not None:
-                    _write_map(map_file, found)
-                if go_on is not None:
-                    await go_on(comparison.last_header)
+                await _compare(archive, into, begins, map_file, go_on)
             _tell(done, into, stream, map_file, None if go_on is None else go_on.part, json=json)
 
     _run(main)
@@ -151,12 +143,14 @@ def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-def _tell_parts(reader: StreamReader) -> None:
-    """Print a note if the stream goes on in other parts, which may repeat offsets of this one."""
+async def _opened(catalogue: Catalogue, stream: str, state: CommandContext) -> StreamReader:
+    """Open the stream. Print a note if it goes on in other parts, which may repeat offsets of this one."""
+    reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
     others = [each.manifest.stream for each in reader.parts if each is not reader]
     if others:
         here = f"only part {reader.part}, {reader.manifest.stream!r}, is restored"
         print_note(f"{here}: restore {', '.join(others)} by name, each into a stream of its own")
+    return reader
 
 
 async def _restore(
@@ -209,15 +203,26 @@ class _GoOn:
         self.part = await begin_behind(tier, self._restored, committed, header, env=env, emit=plugins.emit)
 
 
-def _refuse_for_files(into: RestoreTarget, rate: float | None, map_file: Path | None) -> None:
+async def _compare(
+    archive: Archive, into: MessageTarget, begins: int, map_file: Path | None, go_on: _GoOn | None
+) -> None:
+    """Read the target back, and compare every message. Then write the map and begin the part, if asked."""
+    comparison = Comparison(archive, into, begins, is_followed=go_on is not None)
+    found = await comparison.map()
+    if map_file is not None:
+        _write_map(map_file, found)
+    if go_on is not None:
+        await go_on(comparison.last_header)
+
+
+def _checked(into: RestoreTarget, rate: float | None, map_file: Path | None) -> RestoreTarget:
+    """Return the target. Raises `Usage` for options that do not go with it, or cannot be obeyed."""
     if isinstance(into, ChunkTarget) and (rate is not None or map_file is not None):
         raise Usage("--rate and --map are for messages: the files of a broker keep all offsets")
-
-
-def _refuse_place_of_map(path: Path | None) -> None:
-    """Raise `Usage` if the map cannot be written: hours of work come before it."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
-        raise Usage(f"--map {one_line(str(path))}: no file can be written there")
+    # Now, because hours of work come before the map is written.
+    if map_file is not None and (map_file.is_dir() or not os.access(map_file.parent, os.W_OK | os.X_OK)):
+        raise Usage(f"--map {one_line(str(map_file))}: no file can be written there")
+    return into
 
 
 def _url(target: str | None, files: Path | None, state: CommandContext) -> str:

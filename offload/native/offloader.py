@@ -208,6 +208,7 @@ class ObjectStoreOffloader(LedgerOffloader):
             except NotFound as exc:
                 self._was_absent = True
                 if not create:
+                    await self._place.check_absence()
                     raise NotOffloaded(
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "
                         f"and `{rebuild_command(self.url)}` restores one that was lost"

@@ -129,6 +129,16 @@ class TierPlace:
             )
             raise NotOffloaded(message) from exc
 
+    async def check_absence(self) -> None:
+        """Raise `AnchorLost` if there are objects of a tier here, and no anchor. Changes nothing."""
+        # The listing comes first: objects of a tier that is made meanwhile appear after its anchor.
+        stranger = await self._stranger()
+        if stranger is not None and shows_a_tier(stranger):
+            try:
+                await self.find()
+            except NotFound as exc:
+                raise AnchorLost(TIER_ANCHOR, tier=self.data.url) from exc
+
     async def _stranger(self) -> str | None:
         """Return a key of something other than a tier, or None. A rival's probe or anchor does not count."""
         async with aclosing(cast("AsyncGenerator[Listed, None]", self.data.list(""))) as listing:

@@ -112,9 +112,13 @@ def test_a_source_that_does_not_continue_the_tier_is_an_error(tmp_path: Path) ->
     assert "offload: stream 'orders': " in ran.stderr
 
 
-def test_a_number_that_cannot_be_read_is_not_known_and_never_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anchor", ["damaged", "absent"])
+def test_a_number_that_cannot_be_read_is_not_known_and_never_0(tmp_path: Path, anchor: str) -> None:
     sync(DATA / "tiny", tmp_path / "tier")
-    (tmp_path / "tier" / "tier.anchor").write_bytes(b"damaged")
+    if anchor == "damaged":
+        (tmp_path / "tier" / "tier.anchor").write_bytes(b"damaged")
+    else:  # the tier then looks like a place that has none yet
+        (tmp_path / "tier" / "tier.anchor").unlink()
 
     ran = offload("status", source_url(DATA / "tiny"), tmp_path / "tier")
     (row,) = offload("status", source_url(DATA / "tiny"), tmp_path / "tier", "--json").document["streams"]

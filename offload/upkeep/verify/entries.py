@@ -27,7 +27,7 @@ from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
 from offload.store.rate import Rate
 from offload.streams.reader import StreamReader
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 
 VERIFY_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
 
@@ -153,4 +153,4 @@ def _check(where: str, what: str, expected: object, found: object, position: int
 
 def _add(report: VerifyReport, error: OffloadError, name: str, stream: str) -> None:
     """Report an error. Damage says itself where it is: an object of another layout has no key of ours."""
-    add_finding(report, error, error.where if isinstance(error, Corrupt) else name, stream)
+    report.add_error(error, error.where if isinstance(error, Corrupt) else name, stream)

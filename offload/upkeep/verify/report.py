@@ -108,6 +108,17 @@ class VerifyReport:
             self.unchecked.setdefault(key, row)
         self.unreferenced += more.unreferenced
 
+    def add_error(self, error: OffloadError, key: str, stream: str | None) -> None:
+        """Report an error of one object: damage, or a version that this program does not know.
+
+        An object of a newer program is sound, as its checksum shows. To call it damage would make people
+        restore it from a backup, or raise an alarm, during an upgrade.
+        """
+        if isinstance(error, Corrupt):
+            self.damages.append(error.within(key, stream=stream))
+        else:
+            self.unchecked.setdefault(key, Unchecked(key=key, stream=stream, error=error))
+
     def as_json(self) -> dict[str, object]:
         """Return the document of `offload verify --json`."""
         return {
@@ -122,18 +133,6 @@ class VerifyReport:
             "unchecked": [row.as_json() for row in self.unchecked.values()],
             "unreferenced": [row.as_json() for row in self.unreferenced],
         }
-
-
-def add_finding(report: VerifyReport, error: OffloadError, key: str, stream: str | None) -> None:
-    """Report an error of one object: damage, or a version that this program does not know.
-
-    An object of a newer program is sound, as its checksum shows. To call it damage would make people restore
-    it from a backup, or raise an alarm, during an upgrade.
-    """
-    if isinstance(error, Corrupt):
-        report.damages.append(error.within(key, stream=stream))
-    else:
-        report.unchecked.setdefault(key, Unchecked(key=key, stream=stream, error=error))
 
 
 def damage_as_json(damage: Corrupt) -> dict[str, object]:

@@ -52,7 +52,7 @@ from offload.upkeep.verify.entries import EntryVerifier
 from offload.upkeep.verify.groups import ReadGroups
 from offload.upkeep.verify.keys import ReadKeys
 from offload.upkeep.verify.page import PAGE_ROWS, NamedHere, named_in
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding, counting, explain
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
 from offload.upkeep.verify.stream import Judge, StreamJudge, explain_strange
 
 __all__ = ["verify"]
@@ -175,7 +175,7 @@ class _Verifier:
         try:
             await one.judge(report)
         except (Corrupt, UnsupportedFormat) as exc:
-            add_finding(report, exc, one.key, one.stream)
+            report.add_error(exc, one.key, one.stream)
         return report
 
     async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
@@ -248,7 +248,7 @@ class _Verifier:
         if here is None:
             return self._part(part, None)
         if here.damage is not None:
-            add_finding(found, here.damage, f"{part}stream.anchor", None)
+            found.add_error(here.damage, f"{part}stream.anchor", None)
         return self._part(part, here.stream, found)
 
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:

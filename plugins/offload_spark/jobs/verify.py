@@ -28,7 +28,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
 from offload.upkeep.copy.named_check import is_checked
 from offload.upkeep.verify.keys import ReadKeys
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
             if await is_checked(objects, manifest, entry, key, opens=opens):
                 report.bytes += entry.stored_size_bytes
         except (Corrupt, UnsupportedFormat) as error:
-            add_finding(report, error, key, manifest.stream)
+            report.add_error(error, key, manifest.stream)
         report.judged_to = key
     return report
 
