@@ -119,7 +119,7 @@ def restore(
         into = _checked(state.target(url, target_option), rate, map_file)
         # Only a new part changes the tier. A tier that can only be read is restored from, too.
         async with (state.tier if new_part else state.catalogue)(tier, option) as catalogue:
-            reader = await _opened(catalogue, stream, state)
+            reader = await _opened(catalogue, stream, state, is_followed=new_part)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
             begins = await reader.offset_here(position)
             go_on = await _GoOn.checked(archive, state) if new_part else None
@@ -143,10 +143,20 @@ def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-async def _opened(catalogue: Catalogue, stream: str, state: CommandContext) -> StreamReader:
-    """Open the stream. Print a note if it goes on in other parts, which may repeat offsets of this one."""
+async def _opened(
+    catalogue: Catalogue, stream: str, state: CommandContext, *, is_followed: bool
+) -> StreamReader:
+    """Open the stream. Print a note if it has other parts, which may repeat offsets of this one.
+
+    If the archive goes on behind this restore, an earlier run of it began the later part. The messages of
+    that part are in the target.
+    """
     reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
-    others = [each.manifest.stream for each in reader.parts if each is not reader]
+    others = [
+        each.manifest.stream
+        for each in reader.parts
+        if each is not reader and not (is_followed and each.part > reader.part)
+    ]
     if others:
         here = f"only part {reader.part}, {reader.manifest.stream!r}, is restored"
         print_note(f"{here}: restore {', '.join(others)} by name, each into a stream of its own")

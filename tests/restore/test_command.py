@@ -101,6 +101,7 @@ def test_the_archive_goes_on_behind_a_published_restore(tmp_path: Path, broker: 
     part = {"part": 2, "stream": "orders-part-2", "first_offset": begins}
     assert (first.document["new_part"], map_file.exists()) == (part, True)
     assert again.code == 0, again.stderr
+    assert "by name" not in again.stderr, "the new messages are in the target"
     assert again.lines[-1] == f"orders: goes on in part 2, which begins at offset {begins} of the target"
     assert (synced.objects[0]["stream"], synced.objects[0]["messages"]) == ("orders-part-2", 2)
     expected = [*(b"message %d" % k for k in range(12)), b"new 1", b"new 2"]
