@@ -85,7 +85,7 @@ async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *
     names = [stream.name for stream in streams]
     found.notes = [*unmatched(config, names), *opened.source.notes]
     if opened.asked is not None:
-        await _ask_broker(found, opened.asked, [name for name in names if config.of(name).follow])
+        await _ask_broker(found, opened.asked, [each for each in streams if config.of(each.name).follow])
     found.left_out = [name for name in names if not config.of(name).follow]
     followed = [each for each in streams if config.of(each.name).follow]
     if summary_of(found.stores)["read"]:
@@ -106,16 +106,16 @@ async def previews_of(opened: OpenedService, streams: list[SourceStream]) -> lis
     return await asyncio.gather(*map(preview, streams))
 
 
-async def _ask_broker(found: _Findings, asked: VouchedSource, streams: list[str]) -> None:
+async def _ask_broker(found: _Findings, asked: VouchedSource, streams: list[SourceStream]) -> None:
     """Ask for the leader of each stream, until the broker itself fails."""
     for stream in streams:
         try:
-            found.leaders[stream] = await asked.broker.leader(stream)
+            found.leaders[stream.name] = await asked.broker.leader(stream.broker_name)
         except OffloadError as error:
             if asked.broker.error is not None:
                 found.problems.append(f"the broker: {error}")
                 return
-            found.notes.append(f"stream {stream!r}: the broker does not say who leads: {error}")
+            found.notes.append(f"stream {stream.name!r}: the broker does not say who leads: {error}")
 
 
 def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None:

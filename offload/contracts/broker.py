@@ -43,8 +43,8 @@ class BrokerView(ABC):
     **It never blocks for long.** If the broker does not answer, a method raises `TryAgain` within seconds,
     and at once as long as a failed connection is not tried again. Only `committed` may wait.
 
-    Streams have the names that the source gives them. Every method may raise `TryAgain` (the broker does not
-    answer), `NotOffloaded` (it has no such stream) and `Denied` (it refuses this user).
+    A stream's name is the `SourceStream.broker_name` of the source. Every method may raise `TryAgain` (the
+    broker does not answer), `NotOffloaded` (it has no such stream) and `Denied` (it refuses this user).
     """
 
     __slots__ = ()

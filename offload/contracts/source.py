@@ -126,6 +126,11 @@ class SourceStream(ABC):
     def name(self) -> str:
         """The stream's name on a tier. The same data always has the same name."""
 
+    @property
+    def broker_name(self) -> str:
+        """The stream's name for a `BrokerView`. By default it is `name`."""
+        return self.name
+
     @abstractmethod
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         """Return the data that the broker would show of the stream now. Its own rules leave torn tails out.

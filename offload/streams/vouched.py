@@ -129,6 +129,10 @@ class _VouchedStream(SourceStream):
     def name(self) -> str:
         return self.source.name
 
+    @property
+    def broker_name(self) -> str:
+        return self.source.broker_name
+
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         return await self.source.snapshot(since)
 
@@ -137,7 +141,7 @@ class _VouchedStream(SourceStream):
 
     async def leads(self) -> bool | None:
         try:
-            return (await self.broker.leader(self.name)).is_asked
+            return (await self.broker.leader(self.source.broker_name)).is_asked
         except OffloadError:
             return None  # who leads decides about cost only, and `vouched` reports the error
 
@@ -168,7 +172,7 @@ class _VouchedStream(SourceStream):
 
     async def _answer(self, expected: CommittedChunk) -> CommittedChunk | OffloadError:
         try:
-            found = await self.broker.committed(self.name, expected.first_offset)
+            found = await self.broker.committed(self.source.broker_name, expected.first_offset)
         except OffloadError as error:
             return error
         if found == expected:

@@ -6,6 +6,8 @@ queue and the time of creation.
 
 A folder is a stream if it holds segments. Symbolic links are followed, because operators use them to move
 large streams to other disks. Such a stream is named after the link. Only one level of folders is searched.
+A link may also give a restored stream the name of its archive. So the broker is asked about the folder behind
+the link, if that has a name of the broker's: under the name of the archive it may have another stream.
 
 The table of a sealed segment is read from its index when it is needed. A few tables are kept, at 37 bytes
 for each chunk: a lookup by time may walk every segment of a stream.
@@ -35,6 +37,9 @@ from offload_rabbitmq.sealed import sealed_table
 SCHEME: Final = "rabbitmq://"
 EXAMPLE: Final = "/var/lib/rabbitmq/mnesia/rabbit@HOST/stream"
 TABLES_KEPT: Final = 16
+
+_BROKERS_FOLDER: Final = re.compile(r"[\w\-=]+_\d{19}", re.ASCII)
+"""The name of a folder that the broker made. It ends with the time of creation, in nanoseconds since 1970."""
 
 FilesMark = tuple[int, tuple[str, ...], tuple[int, ...]]
 
@@ -92,15 +97,22 @@ class RabbitmqSource(Source):
 class RabbitmqStream(SourceStream):
     """The folder of one stream."""
 
-    __slots__ = ("_folder", "_name")
+    __slots__ = ("_broker_name", "_folder", "_name")
 
     def __init__(self, folder: Path, *, name: str) -> None:
         self._folder, self._name = folder, name
+        linked = os.path.basename(os.path.realpath(folder))
+        self._broker_name = linked if _BROKERS_FOLDER.fullmatch(linked) else name
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
+        """The name of the folder, or of the link to it."""
         return self._name
+
+    @property
+    def broker_name(self) -> str:
+        """The name of the folder behind all links. `name` if the broker gives no such name to a folder."""
+        return self._broker_name
 
     async def mark(self) -> FilesMark:
         """Return the name and the sizes of the newest pair of files, and the number of files.

@@ -133,7 +133,9 @@ def test_a_master_key_that_is_missing_is_a_problem(config: Path, tmp_path: Path)
 
 
 def test_the_broker_says_who_leads_each_stream(config: Path, tmp_path: Path) -> None:
-    (tmp_path / "source" / "two").rename(tmp_path / "source" / "__two_17")
+    """A link gives the archive's name to a restored stream. The broker knows the folder behind it."""
+    restored = (tmp_path / "source" / "two").rename(tmp_path / "__two_1795475052298705714")
+    (tmp_path / "source" / "__lost_1795475023045925838").symlink_to(restored)
     text = config.read_text()
 
     with in_a_thread(StreamPort(streams={"two": []}, password="hush")) as port:
@@ -150,7 +152,7 @@ def test_the_broker_says_who_leads_each_stream(config: Path, tmp_path: Path) -> 
     assert '\t"*"\ta:1 (this node)\n' in ran.text
     assert '\t"o*"\tnot known\n' in ran.text
     assert "note: stream 'one': the broker does not say who leads: " in ran.text
-    assert document["leaders"] == {"__two_17": {"address": "a:1", "is_asked": True}}
+    assert document["leaders"] == {"__lost_1795475023045925838": {"address": "a:1", "is_asked": True}}
     assert "PROBLEM: the broker: " in refused.text
     assert "user 'guest', virtual host '/': AuthenticationFailure" in refused.text
     assert "hush" not in ran.text + refused.text + ran.stderr + refused.stderr

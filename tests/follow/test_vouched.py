@@ -43,11 +43,13 @@ class Broker(BrokerView):
     hangs: bool = False
     lie: dict[str, int] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     url = "test://broker"  # type: ignore[assignment]
 
     async def committed(self, stream: str, offset: int) -> CommittedChunk:
         """Wait until the chunk at this offset is committed."""
         self.asked.append(offset)
+        self.names.add(stream)
         while self.hangs:  # noqa: ASYNC110
             await asyncio.sleep(0)
         if error := self.error or self.refusal:
@@ -62,6 +64,7 @@ class Broker(BrokerView):
 
     async def leader(self, stream: str) -> LeadingNode:
         """Return the node that leads."""
+        self.names.add(stream)
         if error := self.error or self.refusal:
             raise error
         return LeadingNode(address="a:1", is_asked=self.leads)
@@ -134,6 +137,23 @@ class TestABrokerThatAnswers:
             world.broker.committed_offset = 80
             await world.run(follower, RULES.max_lag_seconds)
             assert await world.copied() == 80
+
+        run(scenario)
+
+    def test_a_stream_that_continues_an_archive_is_asked_about_by_the_name_of_the_broker(self) -> None:
+        """Under the archive's name the broker may have the old stream, whose next chunk never comes."""
+
+        class Restored(GrowingStream):
+            broker_name = "copy"  # type: ignore[assignment]  # a field instead of a property
+
+        async def scenario(_: World) -> None:
+            world = World(stream=Restored())
+            world.stream.append(1)
+            world.broker.committed_offset = 10
+            await world.run(await world.follower(), RULES.max_lag_seconds)
+            (stream,) = await world.source.streams()
+            await stream.leads()
+            assert (await world.copied(), world.broker.names) == (10, {"copy"})
 
         run(scenario)
 

@@ -73,6 +73,26 @@ def test_a_linked_folder_is_a_stream_named_after_the_link(tmp_path: Path) -> Non
     assert names_in(tmp_path / "streams") == (["orders"], [])
 
 
+@pytest.mark.parametrize(
+    ("folder", "asked"),
+    [
+        ("__copy_1795475052298705714", "__copy_1795475052298705714"),
+        ("data_2", "__orders_1795475023045925838"),
+    ],
+)
+def test_a_broker_is_asked_about_the_folder_behind_a_link_if_it_made_that(
+    tmp_path: Path, folder: str, asked: str
+) -> None:
+    """A link with the archive's name leads to a restored stream, or the broker's own link to another disk."""
+    write_stream(tmp_path / "elsewhere" / folder, simple_chunks(1))
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "__orders_1795475023045925838").symlink_to(tmp_path / "elsewhere" / folder)
+
+    (stream,) = asyncio.run(source_of(tmp_path / "streams").streams())
+
+    assert (stream.name, stream.broker_name) == ("__orders_1795475023045925838", asked)
+
+
 def test_plain_files_and_dead_links_are_ignored(tmp_path: Path) -> None:
     write_stream(tmp_path / "orders", simple_chunks(1))
     (tmp_path / "README").write_text("hello")
