@@ -183,7 +183,9 @@ def _advice(report: StreamReport, command: list[str]) -> str:
     if not report.can_go_on or "--new-part" in command:
         return ""
     going_on = shlex.join([*command, "--stream", report.part.first, "--new-part"])
-    return f"; to keep what is there and go on in a new part: {going_on}"
+    # The old stream, or the target of another restore, would be archived a second time.
+    check = "; first check that SOURCE is the restored stream that it continues" if report.part.behind else ""
+    return f"{check}; to keep what is there and go on in a new part: {going_on}"
 
 
 class _Listener:

@@ -58,14 +58,15 @@ async def begin_behind(
     Raises `TryAgain` if the archive has grown since, and `Diverged` if the stream has gone on in another
     part.
     """
-    last = part
-    for later, manifest in await _live_behind(offloader, part):
-        if later.behind == header:
-            await open_behind(offloader, later, env=env)
-            return later
-        last = later
-        if not _is_unused(later, manifest):
-            raise _gone_on(later)
+    last, begun_behind = part, await _live_behind(offloader, part)
+    if begun_behind:
+        # A sync continues the newest part only, so an earlier part of this header does not count.
+        last = begun_behind[-1][0]
+        if last.behind == header:
+            await open_behind(offloader, last, env=env)
+            return last
+    if used := [later for later, manifest in begun_behind if not _is_unused(later, manifest)]:
+        raise _gone_on(used[-1])
     await _settle(offloader, part, restored, env)
 
     async def begin(following: StreamPart) -> None:

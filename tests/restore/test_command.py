@@ -108,6 +108,11 @@ def test_the_archive_goes_on_behind_a_published_restore(tmp_path: Path, broker: 
     raw = b"".join(len(body).to_bytes(4, "big") + body for body in expected)
     assert offload("read", tier, "orders", "--format", "raw").stdout == raw
 
+    write_stream(tmp_path / "old" / "orders", simple_chunks(9))
+    refused = offload("sync", f"rabbitmq://{tmp_path}/old", tier)
+
+    assert "; first check that SOURCE is the restored stream that it continues; to keep" in refused.error
+
 
 def test_a_part_behind_a_restore_is_encrypted_if_the_part_before_is(
     tmp_path: Path, broker: StreamBroker, monkeypatch: pytest.MonkeyPatch

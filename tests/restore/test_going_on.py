@@ -366,7 +366,7 @@ def test_an_archive_that_grew_is_restored_once_more_before_it_goes_on() -> None:
 def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() -> None:
     async def scenario(world: World) -> None:
         await world.restore()
-        world.broker = StreamBroker(chunk_messages=3)
+        first, world.broker = world.broker, StreamBroker(chunk_messages=3)
         async with running(world.broker):
             part = await world.restore()
             world.publish(2)
@@ -379,6 +379,9 @@ def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() 
             async with running(world.broker):
                 with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
                     await world.restore()
+            world.broker = first
+            with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
+                await world.restore()  # a sync of this target would be refused
 
     run(scenario)
 
