@@ -177,8 +177,9 @@ class LedgerOffloader(Catalogue, Committer):
         """Return complete fragments that continue `manifest` exactly and that its writer may adopt.
 
         They are one chain from `next_offset` on, of attempts that run in `manifest` for another writer and
-        not for a job. The chain ends only if no such fragment continues it. A backend that keeps no fragments
-        of unfinished attempts returns an empty list.
+        not for a job. The chain ends only if no such fragment continues it, or if one was stored in the clear
+        and the stream is encrypted now. A backend that keeps no fragments of unfinished attempts returns an
+        empty list.
         """
 
     @abstractmethod

@@ -372,7 +372,12 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
         await self.open()
-        return await find_leftovers(self.store, manifest, self.ring)
+        found = await find_leftovers(self.store, manifest, self.ring)
+        plain = next((number for number, each in enumerate(found) if not each.entry.encrypted), None)
+        if plain is None or await self._encryption.key_for_writing(manifest) is None:
+            return found
+        # Uploaded before the stream had a key. The source still has these records: they are copied again.
+        return found[:plain]
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""

@@ -79,6 +79,26 @@ def test_a_claim_without_the_key_ends_and_the_next_one_with_it_adopts(
     run(scenario)
 
 
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_a_plain_upload_is_adopted_unless_the_stream_is_encrypted_now(encrypts: bool) -> None:
+    async def scenario(world: World) -> None:
+        writer = await StreamWriter.claim(world.tier(), "orders")
+        [attempt] = await writer.prepare([0])
+        await writer.offloader.offload(ledger_of(10), attempt, manifest=writer.manifest, extra_metadata={})
+
+        def ring() -> KeyRing | None:
+            return world.ring() if encrypts else None
+
+        claimed = (await StreamWriter.claim(world.tier(ring()), "orders")).manifest
+        assert claimed.next_offset == (0 if encrypts else 10)
+        await append(world.tier(ring()))
+
+        assert set(await is_encrypted(world)) == {encrypts}
+        assert await read(world.tier(ring())) == (10 if encrypts else 20)
+
+    run(scenario)
+
+
 async def copied(source: World, target: World, ring: KeyRing | None) -> Copied:
     [done] = [one async for one in copy(source.tier(), target.tier(ring))]
     return done
