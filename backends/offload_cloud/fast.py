@@ -37,7 +37,7 @@ from obstore.exceptions import BaseError, InvalidPathError, NotSupportedError, U
 from obstore.store import ObjectStore as Objects
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, ObjectStore, Span, Suffix, check_key
+from offload.contracts.store import Body, Buffer, ObjectStore, Span, Suffix, check_key
 from offload.errors import NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.spans import clip
 from offload.store.wrap import StoreDecorator
@@ -188,7 +188,7 @@ class FastStore(StoreDecorator):
             if not result["e_tag"]:  # a web server or a proxy says 200 too, and stores nothing
                 raise OutcomeUnknown(f"{self.url}: cannot {what}: the reply is not from an object store")
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. The bytes are copied once, into the result."""
         self._check(key)
         fast = None if _UNTAKEN.search(key) else await self._opened()

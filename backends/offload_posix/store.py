@@ -36,8 +36,9 @@ from itertools import groupby, islice
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
+from offload.store.buffers import BufferPool
 from offload_posix.failures import explained, failure
 from offload_posix.folders import Folders, open_folder
 from offload_posix.pool import Pool, settle
@@ -72,6 +73,7 @@ class PosixStore(ObjectStore):
         self._root = os.path.abspath(root)
         self._names = names
         self._pool = Pool(threads)
+        self._buffers = BufferPool()
         self._folders = Folders(self._root)
         self._sweeping = threading.Lock()
         self._swept = False
@@ -109,7 +111,7 @@ class PosixStore(ObjectStore):
         parts = _parts(key)
         await self._pool.finish(self._create, parts, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Open, read, close. If the caller is cancelled, the thread still reads to the end."""
         return await self._pool.submit(self._read, _parts(key), span)
 
@@ -260,11 +262,11 @@ class PosixStore(ObjectStore):
                 f"the files in it may not survive a power cut: check the kernel's log"
             ) from error
 
-    def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
+    def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> Buffer:
         absent = NotFound("/".join(parts), store=self.url)
         with explained("reading", self._path(parts), absent=absent):
             try:
-                return read(self._root, parts, span, absent=absent)
+                return read(self._root, parts, span, self._buffers, absent=absent)
             except (NotFound, OSError):
                 self._folders.check_root()  # without its root, the store knows of no absence
                 raise

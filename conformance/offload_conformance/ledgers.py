@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from offload.contracts.store import Buffer
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
@@ -53,7 +54,7 @@ class MemoryLedger(MemoryHandle):
         """Return one row per chunk, except one that `with_a_hole` left out."""
         return self._shown
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return the bytes of these rows."""
         await self.before_read(rows)
         # Rows are matched by offset: the positions that callers see were changed, and may be scattered.

@@ -19,7 +19,7 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.contracts.store import ObjectStore, Upload
+from offload.contracts.store import Buffer, ObjectStore, Upload
 from offload.errors import Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
@@ -243,7 +243,7 @@ class _PatientHandle(ReadHandle):
     async def table(self) -> ChunkTable:
         return await retried(self._inner.table, self._count)
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         return await retried(lambda: self._inner.read(rows), self._count)
 
     async def aclose(self) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.prefix import PrefixStore
@@ -80,7 +80,7 @@ class RecordingStore(StoreDecorator):
         self._account.note(key)
         await self.inner.create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Count the request, and pass the call on."""
         self._account.note()
         return await self.inner.get(key, span)

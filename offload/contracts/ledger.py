@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Self
 
+from offload.contracts.store import Buffer
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable, windows_of
 
 __all__ = ["ReadHandle"]
@@ -49,11 +50,18 @@ class ReadHandle(ABC):
         """Return one row per chunk of the range, in order. Only this handle can interpret `position`."""
 
     @abstractmethod
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return the stored chunks of `rows`, a slice of the table, back to back.
 
         Raises `Corrupt` if bytes are missing, and `TryAgain` if the source is gone for now.
         """
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        """Return what `read` returns. The caller is likely to read `then`, the rows behind, next, in order.
+
+        Optional: a handle of a tier can get all of them by one request.
+        """
+        return await self.read(rows)
 
     def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
         """Yield `rows`, a slice of the table, in runs of about `size_bytes` that are cheap to read.

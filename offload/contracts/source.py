@@ -56,7 +56,7 @@ class Snapshot:
                 table = await ledger.table()
                 row = row_from(table, offset)
                 rows = table[row : row + 1]
-                return await ledger.read(rows) if rows["offset"].tolist() == [offset] else None
+                return bytes(await ledger.read(rows)) if rows["offset"].tolist() == [offset] else None
         return None
 
     async def attach(self, position: Position) -> int:

@@ -17,13 +17,19 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.errors import Misuse
 
-__all__ = ["Body", "Listed", "ObjectStore", "Span", "Suffix", "Unfinished", "Upload", "check_key"]
+__all__ = ["Body", "Buffer", "Listed", "ObjectStore", "Span", "Suffix", "Unfinished", "Upload", "check_key"]
 
+
+Buffer: TypeAlias = bytes | memoryview
+"""Bytes that were read. They never change, for as long as anything refers to them.
+
+So a store may keep the memory for a later read only when nothing refers to it any more.
+"""
 
 _LAST: Final = chr(sys.maxunicode)
 
@@ -68,6 +74,12 @@ class Span:
 
     start: int
     length: int
+    follows: int = 0
+    """A hint: the caller is likely to read so many bytes behind this span next, span by span, in order.
+
+    A store may send one request for all of them, and answer the later calls from the same reply. Each call
+    returns the bytes of its own span alone, with the hint and without it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +194,7 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read an object, or the bytes of `span` that exist in it.
 
         A span that begins at or beyond the end of the object reads as empty. Raises `NotFound`.

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from offload.contracts.store import Buffer
 from offload.model.chunk_table import ChunkTable
 
 __all__ = ["ChunkTarget", "MessageTarget", "RestoreOrigin", "RestoreTarget", "TargetMessages", "Tell"]
@@ -130,7 +131,7 @@ class ChunkTarget(RestoreTarget):
         """
 
     @abstractmethod
-    async def write(self, rows: ChunkTable, data: bytes) -> None:
+    async def write(self, rows: ChunkTable, data: Buffer) -> None:
         """Write whole chunks behind those before. `rows` describes `data`, which begins with the first."""
 
     @property

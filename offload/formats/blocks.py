@@ -147,17 +147,19 @@ class Blocks:
         begin = int(np.searchsorted(self.rows, first, side="right")) - 1
         return range(begin, int(np.searchsorted(self.rows, stop, side="left")))
 
-    def check(self, raw: bytes, numbers: range, *, where: str) -> None:
+    def check(self, raw: bytes | memoryview, numbers: range, *, where: str) -> None:
         """Raise `Corrupt` at the first of these blocks whose stored bytes are missing or damaged."""
-        origin = int(self.positions[numbers.start])
+        origin, view = int(self.positions[numbers.start]), memoryview(raw)
         for number, (start, stop) in zip(numbers, self._borders(numbers), strict=True):
             expected = int(self.records["checksum"][number])
-            found = crc32c(raw[start - origin : stop - origin])
+            found = crc32c(bytes(view[start - origin : stop - origin]))
             if found != expected:
                 damage = Corrupt("checksum of a block", where, expected=expected, found=found)
                 raise self.in_block(damage, number)
 
-    def decoded(self, raw: bytes, numbers: range, *, key: DataKey | None = None, where: str) -> bytes:
+    def decoded(
+        self, raw: bytes | memoryview, numbers: range, *, key: DataKey | None = None, where: str
+    ) -> bytes:
         """Return the plain bytes of these blocks, whose stored bytes are `raw`.
 
         Raises `Corrupt` as `check`, `DataKey.open` and `decompressed` do.

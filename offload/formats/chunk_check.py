@@ -12,7 +12,7 @@ from offload.model.chunk_table import ChunkTable
 __all__ = ["check_source"]
 
 
-def check_source(raw: bytes, rows: ChunkTable, *, where: str) -> npt.NDArray[np.uint32]:
+def check_source(raw: bytes | memoryview, rows: ChunkTable, *, where: str) -> npt.NDArray[np.uint32]:
     """Check chunks that a source returned, and return the CRC-32 of each whole stored chunk.
 
     Raises `Corrupt` at the first chunk whose bytes are missing, or whose header or CRC is wrong.

@@ -245,7 +245,7 @@ class FragmentTail:
         numbers = self.blocks.holding(first, stop)
         return int(self.blocks.positions[numbers.start]), int(self.blocks.positions[numbers.stop])
 
-    def check_stored(self, raw: bytes, first: int, stop: int, *, where: str) -> None:
+    def check_stored(self, raw: bytes | memoryview, first: int, stop: int, *, where: str) -> None:
         """Check the stored blocks that hold these chunks. `raw` are the bytes of their `span_of`.
 
         Needs no key. Raises `Corrupt` as `chunks_in` does.
@@ -255,7 +255,7 @@ class FragmentTail:
         if self.blocks is not None:
             self.blocks.check(raw, self.blocks.holding(first, stop), where=where)
 
-    def chunks_in(self, raw: bytes, first: int, stop: int, *, where: str) -> bytes:
+    def chunks_in(self, raw: bytes | memoryview, first: int, stop: int, *, where: str) -> bytes | memoryview:
         """Return the plain chunks from number `first` up to `stop`. `raw` are the bytes of their `span_of`.
 
         Raises `Corrupt` for a damaged bit, at the chunk, or at the block that holds it.

@@ -19,7 +19,7 @@ import numpy as np
 from offload.contracts.catalogue import StreamView
 from offload.contracts.events import DamageFound, Event
 from offload.contracts.ledger import ReadHandle
-from offload.contracts.store import ObjectStore, Span
+from offload.contracts.store import Buffer, ObjectStore, Span
 from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.formats.fragment import KNOWN_SECTIONS, FragmentTail
 from offload.formats.fragment_trailer import HEADER, FragmentTrailer, stream_digest
@@ -29,7 +29,7 @@ from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import CommittedStream
 from offload.native.key_ring import KeyRing, unlocked
-from offload.store.checked import INLINE_SIZE_BYTES_MAX, checked
+from offload.store.checked import INLINE_SIZE_BYTES_MAX, checked, checked_buffer
 
 __all__ = ["open_attempt"]
 
@@ -159,10 +159,14 @@ class FragmentHandle(ReadHandle):
         for start, stop in self._tail.windows(first, first + len(rows), size_bytes=size_bytes):
             yield self._tail.table[start:stop]
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return these chunks, read by one request, each checked against the index."""
+        return await self.read_on(rows, rows[:0])
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        """Return these chunks, each checked against the index. `then` may come by the same request."""
         try:
-            return await self._read(rows)
+            return await self._read(rows, then)
         except Absent:  # as in `open`
             raise
         except Corrupt as damage:
@@ -173,18 +177,19 @@ class FragmentHandle(ReadHandle):
         """The sections of the fragment that this program does not know."""
         return dict.fromkeys(sorted(self._tail.sections.keys() - KNOWN_SECTIONS), 1)
 
-    async def _read(self, rows: ChunkTable) -> bytes:
+    async def _read(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
         first = self._number_of(rows)
         start, end = self._tail.span_of(first, first + len(rows))
+        _, last = self._tail.span_of(first, first + len(rows) + len(then))
         check = partial(self._check, first=first, stop=first + len(rows))
         # Decompression takes far longer than a checksum, so the event loop does little of it.
         is_coded = self._tail.blocks is not None
         try:
-            return await checked(
+            return await checked_buffer(
                 self._store,
                 self._key,
                 check,
-                span=Span(start, end - start),
+                span=Span(start, end - start, follows=last - end),
                 inline_size_bytes_max=CODED_INLINE_SIZE_BYTES_MAX if is_coded else INLINE_SIZE_BYTES_MAX,
             )
         except NotFound as exc:
@@ -194,7 +199,7 @@ class FragmentHandle(ReadHandle):
         """Return the number of the first of these chunks in the fragment."""
         return int(np.searchsorted(self._tail.table["offset"], rows["offset"][0]))
 
-    def _check(self, raw: bytes, *, first: int, stop: int) -> bytes:
+    def _check(self, raw: Buffer, *, first: int, stop: int) -> Buffer:
         try:
             return self._tail.chunks_in(raw, first, stop, where=self._key)
         except Corrupt as exc:
@@ -252,7 +257,7 @@ class LedgerHandle(ReadHandle):
                 window["position"] += self._starts[number]
                 yield window
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return these chunks, by one request for each object that they touch."""
         pieces = [await self._parts[number].read(own) for number, own in self._by_part(rows)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -109,7 +109,7 @@ class FragmentWriter:
         yield FRAGMENT_HEADER
         # Not the handle's windows: blocks are cut within windows, and a second pass must cut the same.
         for rows in windows_of(self.rows):
-            raw = await self.handle.read(rows)
+            raw = bytes(await self.handle.read(rows))
             async with self.turns:
                 data = await asyncio.to_thread(self._code, raw, rows, coded)
             yield data

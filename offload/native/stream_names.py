@@ -157,7 +157,7 @@ async def _name_without_anchor(store: ObjectStore, part: str) -> str | None:
 async def _name_in(store: ObjectStore, listed: Listed) -> str | None:
     try:
         if listed.key.endswith(".manifest"):
-            return decode_root(await store.get(listed.key), where=listed.key).stream
+            return decode_root(bytes(await store.get(listed.key)), where=listed.key).stream
         return (await load_own_tail(store, listed.key, size_bytes=listed.size_bytes))[0].stream
     except (Corrupt, NotFound, UnsupportedFormat):
         return None

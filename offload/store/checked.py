@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
-from offload.contracts.store import ObjectStore, Span, Suffix
+from offload.contracts.store import Buffer, ObjectStore, Span, Suffix
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.store.wrap import StoreDecorator
 
@@ -45,13 +47,27 @@ async def checked(
 
     Replies larger than `inline_size_bytes_max` are checked in a thread.
     """
+    decode = partial(_of_bytes, check)
+    return await checked_buffer(store, key, decode, span=span, inline_size_bytes_max=inline_size_bytes_max)
+
+
+async def checked_buffer(
+    store: ObjectStore,
+    key: str,
+    check: Callable[[Buffer], T],
+    *,
+    span: Span | Suffix | None = None,
+    inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
+) -> T:
+    """Do the same as `checked`, for a `check` that takes the bytes where the store has put them."""
     try:
         return await _checked_once(store, key, check, span, inline_size_bytes_max)
     except (Corrupt, UnsupportedFormat) as error:
         damage = str(error)
     # The second read is outside the handler, because the error's traceback keeps the first reply in memory
-    # until the handler ends.
-    value = await _checked_once(store, key, check, span, inline_size_bytes_max)
+    # until the handler ends. It has a request of its own, so it comes without the hint of the first.
+    alone = replace(span, follows=0) if isinstance(span, Span) else span
+    value = await _checked_once(store, key, check, alone, inline_size_bytes_max)
     _log.warning("a reply was damaged on the way; the second reply is sound: %s", damage)
     if isinstance(store, StoreDecorator):
         store.note_mended()
@@ -61,7 +77,7 @@ async def checked(
 async def _checked_once(
     store: ObjectStore,
     key: str,
-    check: Callable[[bytes], T],
+    check: Callable[[Buffer], T],
     span: Span | Suffix | None,
     inline_size_bytes_max: int,
 ) -> T:
@@ -69,3 +85,7 @@ async def _checked_once(
     if len(raw) <= inline_size_bytes_max:
         return check(raw)
     return await asyncio.to_thread(check, raw)
+
+
+def _of_bytes(check: Callable[[bytes], T], raw: Buffer) -> T:
+    return check(bytes(raw))

@@ -24,7 +24,7 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload
 from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -156,7 +156,7 @@ class FaultyStore(StoreDecorator):
         # `bytes` copies a buffer that the caller may change before a delayed create lands.
         await self.mutate("create", key, partial(self.inner.create, key, bytes(data)))
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object. The bytes may be cut or damaged."""
         # The fault is chosen before the read, as for every operation, and applied to the reply.
         fault = await self._begin("get", key)
@@ -166,7 +166,7 @@ class FaultyStore(StoreDecorator):
             return data[: len(data) // 2]
         if fault is Fault.FLIP and data:
             middle = len(data) // 2
-            return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            return bytes(data[:middle]) + bytes([data[middle] ^ 1]) + bytes(data[middle + 1 :])
         return data
 
     async def stored_crc32c(self, key: str) -> int | None:

@@ -16,7 +16,17 @@ from dataclasses import replace
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    check_key,
+)
 from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.merge import merged
@@ -55,7 +65,7 @@ class HashedStore(StoreDecorator):
         except AlreadyExists as error:
             raise AlreadyExists(key) from error
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read from the key's folder."""
         try:
             return await self.inner.get(_placed(key), span)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from offload.contracts.opening import RequestLimits
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.rate import Rate
 from offload.store.turns import Turns
@@ -79,7 +79,7 @@ class LimitedStore(StoreDecorator):
         await self.up.pay(len(data))
         await self.limit(self.up, lambda: self.inner.create(key, data), f"create of {key!r}", OutcomeUnknown)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object in turn."""
         await self.down.pay(0)
         data = await self.limit(self.down, lambda: self.inner.get(key, span), f"get of {key!r}", TryAgain)

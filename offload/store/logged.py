@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar, cast
 
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -47,7 +47,7 @@ class LoggedStore(StoreDecorator):
         with _told(self._clock, f"create {key}, {len(data)} bytes"):
             await self.inner.create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object, and log the span and the size of the reply."""
         with _told(self._clock, f"get {key}{_place(span)}") as found:
             data = await self.inner.get(key, span)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
 from offload.contracts.opening import StoreMetrics
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import OffloadError
 from offload.store.wrap import StoreDecorator, UploadDecorator
 from offload.tracing import is_tracing, span
@@ -65,7 +65,7 @@ class MeteredStore(StoreDecorator):
         with _Request(self, "create", key):
             await self.inner.create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Count the request and the bytes of its answer."""
         with _Request(self, "get", key):
             data = await self.inner.get(key, span)

@@ -11,7 +11,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    check_key,
+)
 from offload.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator
 
@@ -55,7 +65,7 @@ class PrefixStore(StoreDecorator):
         with self._naming(key):
             await self.inner.create(self._full(key), data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read below the prefix."""
         with self._naming(key):
             return await self.inner.get(self._full(key), span)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from offload.contracts.events import Event, Waiting
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -126,7 +126,7 @@ class RetryingStore(StoreDecorator):
         """
         await self.retry(lambda: self.inner.create(key, data))
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object. Repeats after a refusal."""
         return await self.retry(lambda: self.inner.get(key, span))
 

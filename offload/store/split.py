@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import Misuse
 from offload.store.merge import merged
 from offload.store.wrap import StoreDecorator
@@ -69,7 +69,7 @@ class SplitStore(StoreDecorator):
             raise Misuse(f"{key!r} is data: {self.url} cannot create it only if absent")
         await self._commits.create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object from its side."""
         return await self._home(key).get(key, span)
 

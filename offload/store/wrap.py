@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 
 __all__ = ["StoreDecorator", "UploadDecorator"]
 
@@ -40,7 +40,7 @@ class StoreDecorator(ObjectStore):
         """Forward to `inner`."""
         await self.inner.create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Forward to `inner`."""
         return await self.inner.get(key, span)
 

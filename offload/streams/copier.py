@@ -182,7 +182,7 @@ class StreamCopier:
         raise _named(damage, self.stream, offset) from damage
 
     async def _remember(self, copied: ReadHandle, snapshot: Snapshot) -> None:
-        raw = await copied.read((await copied.table())[-1:])
+        raw = bytes(await copied.read((await copied.table())[-1:]))
         # A chunk may be large, and a process has many copiers. The header is all that is compared, unless the
         # source compares records.
         self._last = raw if snapshot.holds else raw[: CHUNK_HEADER.size_bytes]

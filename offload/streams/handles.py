@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Buffer
 from offload.errors import Misuse
 from offload.formats.chunk import scan
 from offload.model.chunk_table import ChunkTable, row_from, rows_from
@@ -54,7 +55,7 @@ class MemoryHandle(ReadHandle):
         """Return one row per chunk. `position` counts from the first chunk."""
         return self._table
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return the bytes of these rows."""
         start = int(rows["position"][0])
         return self._data[start : start + int(rows["size_bytes"].sum())]
@@ -96,7 +97,7 @@ class CutHandle(ReadHandle):
             raise Misuse(f"no chunk of {self.where} ends at offset {self._next_offset}")
         return rows
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return the bytes of these rows, as the whole handle reads them."""
         return await self._whole.read(rows)
 

@@ -164,7 +164,7 @@ async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> bytes:
     entry = await view.find(manifest.next_offset - 1)
     assert entry is not None, "the caller has checked that there are fragments"
     async with await view.open(entry) as handle:
-        return await handle.read((await handle.table())[-1:])
+        return bytes(await handle.read((await handle.table())[-1:]))
 
 
 async def checksum_at(snapshot: Snapshot, offset: int) -> int | None:

@@ -4,21 +4,27 @@ Invariants: windows come in order, each once; a fetch goes on if the wait for it
 stays first in line; an error ends the iteration after all chunks before it were delivered. Memory is bounded:
 `in_flight` windows of `READ_WINDOW_SIZE_BYTES` (or one larger chunk each), and the indexes of the fragments
 that they touch and of the next one.
+
+Requests: the first window of a fragment has one of its own. A reader that takes it gets all that it wants of
+the fragment by one further request, if the store can answer several reads from one reply (`Span.follows`),
+else by one for each window. Chunks that are left out between two wanted ones are fetched too if they are few
+bytes, because a request costs more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Buffer
 from offload.errors import Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import NO_ENTRIES, Entry, entries_of_rows
@@ -35,6 +41,11 @@ READ_WINDOW_SIZE_BYTES: Final = 16 * 1024 * 1024
 faster: MinIO gave 580 MiB/s in windows of 4 MiB, 740 of 8 and 830 of 16 (S3, 4 at once, 2 cores)."""
 
 
+GAP_SIZE_BYTES_MAX: Final = 1024 * 1024
+"""Unwanted chunks of at most this size are fetched with the wanted ones around them: a mebibyte takes about
+as long as the beginning of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Stored chunks, back to back and checked, with the rows that describe them.
@@ -44,22 +55,39 @@ class Window:
     """
 
     rows: ChunkTable
-    data: bytes
+    data: Buffer
     where: str
 
 
-@dataclass(slots=True)
-class _Fetch:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One read of neighbouring chunks, and the runs of them that are wanted."""
+
     handle: ReadHandle
     rows: ChunkTable
-    data: asyncio.Future[bytes]
+    then: ChunkTable
+    """The rows behind, of which later plans are made."""
+
+    kept: Sequence[slice]
+
+    @property
+    def is_bridge(self) -> bool:
+        """True if the read fetches chunks that nobody wants."""
+        return sum(len(self.rows[run]) for run in self.kept) < len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    plan: _Plan
+    data: asyncio.Future[Buffer]
 
 
 class WindowStream:
     """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `view`.
 
-    Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves out.
-    The number of requests in flight grows by one with each window taken. Close the iterator when done.
+    Chunks that begin at `until` or behind it are not fetched, and those that `keep` leaves out are not
+    delivered. The number of reads in flight grows by one with each that is delivered. Close the iterator when
+    done.
     """
 
     def __init__(
@@ -81,8 +109,9 @@ class WindowStream:
         self._entries = _Ahead(view, offset, self._until)
         self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
-        self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
+        self._planned: deque[_Plan] = deque()
         self._fetching: deque[_Fetch] = deque()
+        self._ready: deque[Window] = deque()
         self._end: OffloadError | None = None
         self._window_size_bytes = FIRST_WINDOW_SIZE_BYTES
 
@@ -92,34 +121,43 @@ class WindowStream:
 
     async def __anext__(self) -> Window:
         """Return the next window. Raises `Corrupt` at the first damaged chunk, and on every later call."""
-        # An error of `_fill` concerns a fragment further on. The windows in flight come before it, so they
-        # are delivered first.
-        if self._end is None:
-            try:
-                await self._fill()
-            except OffloadError as error:
-                self._end = error
-        # A window stays first in line until it is returned, and the shield keeps its request alive. So a
-        # caller that gives up waiting, for example by a timeout, gets this very window from the next call.
-        while self._fetching:
-            first = self._fetching[0]
-            try:
-                data = await asyncio.shield(first.data)
-            except OffloadError as error:
-                # Nothing behind a failed window may be delivered, so the requests behind it end first. If
-                # this wait is cancelled, `first` is still in line with its error, and the next call comes
-                # here again.
-                await self._cancel()
-                self._end = error
-                self._fetch_sound_part(first, error)
-            else:
-                await self._let_go()
-                self._fetching.popleft()
-                self._in_flight = min(self._in_flight + 1, self._in_flight_max)
-                return Window(first.rows, data, first.handle.where)
-        if self._end is not None:
-            raise self._end
-        raise StopAsyncIteration
+        while not self._ready:
+            # An error of `_fill` concerns a fragment further on. The windows in flight come before it, so
+            # they are delivered first.
+            if self._end is None:
+                try:
+                    await self._fill()
+                except OffloadError as error:
+                    self._end = error
+            if not self._fetching:
+                if self._end is not None:
+                    raise self._end
+                raise StopAsyncIteration
+            await self._take_first()
+        return self._ready.popleft()
+
+    async def _take_first(self) -> None:
+        """Wait for the first read in line. Make it ready, or put what is left of it in line."""
+        # A read stays first in line until its windows are ready, and the shield keeps its request alive. So a
+        # caller that gives up waiting, for example by a timeout, gets these very windows from the next call.
+        first = self._fetching[0]
+        try:
+            data = await asyncio.shield(first.data)
+        except OffloadError as error:
+            # Nothing behind a failed read may be delivered, so the requests behind it end first. If this wait
+            # is cancelled, `first` is still in line with its error, and the next call comes here again.
+            behind = await self._cancel_reads()
+            if first.plan.is_bridge and isinstance(error, Corrupt):
+                # The damage may be in a chunk that nobody wants. Only the wanted runs are read again.
+                self._planned.extendleft(reversed([*_runs_of_plan(first.plan), *behind]))
+                return
+            self._end = error
+            self._fetch_sound_part(first.plan, error)
+        else:
+            await self._let_go()
+            self._fetching.popleft()
+            self._in_flight = min(self._in_flight + 1, self._in_flight_max)
+            self._ready.extend(_windows_in(first.plan, data))
 
     async def begin_anew(self, view: StreamView, offset: int) -> None:
         """Continue at this offset of another view, even if an error has ended the iteration."""
@@ -129,13 +167,18 @@ class WindowStream:
     async def aclose(self) -> None:
         """Cancel the requests in flight and release the handles. Idempotent."""
         # Requests end before the handles that they use are closed.
-        await self._cancel()
+        await self._cancel_reads()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+            self._opening = None
+        self._ready.clear()
         await self._entries.aclose()
         while self._handles:
             await self._handles.popleft().aclose()
 
-    def _fetch_sound_part(self, failed: _Fetch, error: OffloadError) -> None:
-        """Put the chunks before the damage in line, in place of the window that failed.
+    def _fetch_sound_part(self, failed: _Plan, error: OffloadError) -> None:
+        """Put the chunks before the damage in line, in place of the read that failed.
 
         One damaged chunk of a window of 16 MiB must not hide the sound ones before it. They are read again,
         since the failed request returned no bytes.
@@ -146,25 +189,25 @@ class WindowStream:
             rows = failed.rows[ends <= position]
             # Each attempt has fewer chunks than the one before, so a read that fails again ends too.
             if 0 < len(rows) < len(failed.rows):
-                self._fetch(failed.handle, rows)
+                self._fetch(_Plan(failed.handle, rows, rows[:0], [slice(0, len(rows))]))
 
-    async def _cancel(self) -> None:
-        waiting: list[asyncio.Future[Any]] = [fetch.data for fetch in self._fetching]
-        if self._opening is not None:
-            waiting.append(self._opening)
+    async def _cancel_reads(self) -> list[_Plan]:
+        """Cancel the reads in flight. Returns the plans of those behind the first."""
+        waiting = [fetch.data for fetch in self._fetching]
         for task in waiting:
             task.cancel()
         # Wait until they have ended: a cancelled request still uses its handle for a moment.
         await asyncio.gather(*waiting, return_exceptions=True)
+        behind = [fetch.plan for fetch in self._fetching][1:]
         self._fetching.clear()
-        self._opening = None
+        return behind
 
     async def _let_go(self) -> None:
-        """Close the handles that no window behind the first needs, except the newest."""
+        """Close the handles that no read behind the first needs, except the newest."""
         # Windows are delivered in order, so the handle of the second in line bounds what is needed. A handle
         # keeps its fragment's index in memory, so a long read must not keep all of them.
-        behind = [fetch.handle for fetch in self._fetching][1:]
-        waiting = behind or [handle for handle, _ in self._planned]
+        behind = [fetch.plan.handle for fetch in self._fetching][1:]
+        waiting = behind or [plan.handle for plan in self._planned]
         needed = waiting[0] if waiting else self._handles[-1]
         while self._handles[0] is not needed:
             await self._handles.popleft().aclose()
@@ -174,13 +217,13 @@ class WindowStream:
             while not self._planned:
                 if not await self._plan_next_fragment():
                     return
-            handle, rows = self._planned.popleft()
-            self._fetch(handle, rows)
+            self._fetch(self._planned.popleft())
 
-    def _fetch(self, handle: ReadHandle, rows: ChunkTable) -> None:
+    def _fetch(self, plan: _Plan) -> None:
         # A task of its own: it runs on while the consumer works on the window before, and if a wait for it
         # is cancelled.
-        self._fetching.append(_Fetch(handle, rows, asyncio.ensure_future(handle.read(rows))))
+        reading = plan.handle.read_on(plan.rows, plan.then) if len(plan.then) else plan.handle.read(plan.rows)
+        self._fetching.append(_Fetch(plan, asyncio.ensure_future(reading)))
 
     async def _plan_next_fragment(self) -> bool:
         # Both awaits come before the first change of state. If one is cancelled, `_opening` still has this
@@ -197,20 +240,23 @@ class WindowStream:
         self._opening = asyncio.ensure_future(self._open_next())
         start = row_holding(table, max(self._offset, entry.first_offset))
         rows = table[start : row_from(table, min(entry.next_offset, self._until))]
-        # Wanted chunks that are apart become requests of their own, so no unwanted byte is fetched.
-        for run in [rows] if self._keep is None else _runs_of(rows, self._keep(rows)):
-            self._plan(handle, run)
+        kept = np.ones(len(rows), np.bool_) if self._keep is None else self._keep(rows)
+        for run in _bridged(rows, kept):
+            self._plan(handle, rows[run], kept[run])
         return True
 
-    def _plan(self, handle: ReadHandle, rows: ChunkTable) -> None:
-        while len(rows) and self._window_size_bytes < READ_WINDOW_SIZE_BYTES:
-            window = next(handle.windows(rows, size_bytes=self._window_size_bytes))
-            self._planned.append((handle, window))
-            rows = rows[len(window) :]
-            self._window_size_bytes *= 2
-        self._planned.extend(
-            (handle, window) for window in handle.windows(rows, size_bytes=READ_WINDOW_SIZE_BYTES)
-        )
+    def _plan(self, handle: ReadHandle, rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> None:
+        """Cut rows into reads. Each is twice as large as the one before, up to the largest window."""
+        at = 0
+        while at < len(rows):
+            size_bytes = self._window_size_bytes
+            window = next(handle.windows(rows[at:], size_bytes=size_bytes))
+            stop = at + len(window)
+            # The first window comes alone: a reader of one message should not begin a long request.
+            then = rows[stop:stop] if size_bytes == FIRST_WINDOW_SIZE_BYTES else rows[stop:]
+            self._planned.append(_Plan(handle, window, then, _runs_of(kept[at:stop])))
+            self._window_size_bytes = min(2 * size_bytes, READ_WINDOW_SIZE_BYTES)
+            at = stop
 
     async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
         entry = await self._entries.next()
@@ -244,7 +290,35 @@ class _Ahead:
         await self._runs.aclose()
 
 
-def _runs_of(rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> list[ChunkTable]:
-    """Return the rows that are kept, as slices: neighbours may share a request."""
+def _runs_of(kept: npt.NDArray[np.bool_]) -> list[slice]:
+    """Return the runs of neighbours that are kept."""
     edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
-    return [rows[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _bridged(rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> list[slice]:
+    """Return the runs of rows to read: those that are kept, with the small gaps between them."""
+    runs: list[slice] = []
+    for run in _runs_of(kept):
+        if runs and int(rows["size_bytes"][runs[-1].stop : run.start].sum()) <= GAP_SIZE_BYTES_MAX:
+            run = slice(runs.pop().start, run.stop)
+        runs.append(run)
+    return runs
+
+
+def _runs_of_plan(plan: _Plan) -> list[_Plan]:
+    """Return a plan for each wanted run, so that no other chunk is read."""
+    runs = [plan.rows[run] for run in plan.kept]
+    return [_Plan(plan.handle, rows, rows[:0], [slice(0, len(rows))]) for rows in runs]
+
+
+def _windows_in(plan: _Plan, data: Buffer) -> list[Window]:
+    """Return the wanted runs of a read, as windows of the same bytes."""
+    if not plan.is_bridge:
+        return [Window(plan.rows, data, plan.handle.where)]
+    begin, view, windows = int(plan.rows["position"][0]), memoryview(data), []
+    for run in plan.kept:
+        rows = plan.rows[run]
+        start = int(rows["position"][0]) - begin
+        windows.append(Window(rows, view[start : start + int(rows["size_bytes"].sum())], plan.handle.where))
+    return windows

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any, Final, cast
 
 from offload.contracts.keys import KeyService
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix
 from offload.env import Env
 from offload.errors import AlreadyExists, AnchorLost, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
@@ -370,7 +370,7 @@ class _Broken(Exception):
     """A request was answered, and the answer is wrong."""
 
 
-def _same(found: bytes, expected: bytes, otherwise: str) -> None:
+def _same(found: Buffer, expected: bytes, otherwise: str) -> None:
     if found != expected:
         raise _Broken(otherwise)
 

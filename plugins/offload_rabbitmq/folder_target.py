@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from offload.contracts.store import Buffer
 from offload.contracts.target import ChunkTarget, RestoreOrigin, Tell
 from offload.errors import Conflict, Diverged, Misuse, NotOffloaded
 from offload.model.chunk_table import ChunkTable
@@ -88,7 +89,7 @@ class FolderTarget(ChunkTarget):
             tell(line)
         return begins
 
-    async def write(self, rows: ChunkTable, data: bytes) -> None:
+    async def write(self, rows: ChunkTable, data: Buffer) -> None:
         """See `ChunkTarget.write`."""
         if self._writer is None:  # an earlier run wrote everything
             return

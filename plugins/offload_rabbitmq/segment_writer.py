@@ -57,7 +57,7 @@ class SegmentWriter:
         self.last_header = b""
         """The header of the last chunk that was written."""
 
-    def write(self, rows: ChunkTable, data: bytes) -> None:
+    def write(self, rows: ChunkTable, data: bytes | memoryview) -> None:
         """Write whole chunks. `data` begins with the first of `rows`, and has nothing but them."""
         view = self._with_epochs(rows, data)
         base = int(rows["position"][0])
@@ -130,7 +130,7 @@ class SegmentWriter:
             _write(segment, b"".join(chunks))
             _write(index, b"".join(records))
 
-    def _with_epochs(self, rows: ChunkTable, data: bytes) -> memoryview:
+    def _with_epochs(self, rows: ChunkTable, data: bytes | memoryview) -> memoryview:
         """Return the chunks with their epochs lowered to `epoch_max`."""
         if self._epoch_max is None:
             return memoryview(data)

@@ -37,7 +37,7 @@ class OffloaderClauses(OpenedOffloaders):
         store = getattr(offloader, "store", None)
         if not isinstance(store, ObjectStore):
             pytest.skip("the suite does not know how this offloader keeps its bytes: override `replace`")
-        await store.put(key, Body.of(change(await store.get(key))))
+        await store.put(key, Body.of(change(bytes(await store.get(key)))))
 
 
 async def stored(writer: StreamWriter, ledger: ReadHandle, attempt: Attempt) -> Receipt:
@@ -99,7 +99,7 @@ async def chunks_in(opened: ReadHandle) -> list[bytes]:
     """Read every chunk of a handle, one by one, and close it."""
     async with opened as handle:
         table = await handle.table()
-        return [await handle.read(table[row : row + 1]) for row in range(len(table))]
+        return [bytes(await handle.read(table[row : row + 1])) for row in range(len(table))]
 
 
 async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:

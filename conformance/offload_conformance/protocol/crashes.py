@@ -84,7 +84,7 @@ class CrashClauses(ProtocolClauses):
             store = world.client()
             # The second of two fragments: the sound one before it must still be adopted.
             [_, key] = sorted(await world.fragments())
-            raw = await store.get(key)
+            raw = bytes(await store.get(key))
             await store.put(key, Body.of(raw[:20] + bytes([raw[20] ^ 1]) + raw[21:]))
 
             writer = await successor.claim()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix
 from offload.env import Env
 from offload.errors import OutcomeUnknown, Throttled
 from offload.store.faults import Call, Fault
@@ -170,7 +170,7 @@ class _Each(StoreDecorator):
         await self.about("create", key)
         await super().create(key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Call `about`, then get."""
         await self.about("get", key)
         return await super().get(key, span)

@@ -132,7 +132,7 @@ class World:
         store = self.client()
         found = [(KEYS.parse_root(row.key), row.key) async for row in store.list(KEYS.roots)]
         roots = [
-            decode_named_root(await store.get(key), STREAM, number, where=key)
+            decode_named_root(bytes(await store.get(key)), STREAM, number, where=key)
             for number, key in found
             if number
         ]
@@ -205,7 +205,7 @@ async def read_back(offloader: LedgerOffloader, manifest: Manifest, *, only: ran
         attempt = Attempt(stream=manifest.stream, ledger_id=0, uid=uid)
         async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:
             table = await handle.table()
-            raw, at = await handle.read(table), 0
+            raw, at = bytes(await handle.read(table)), 0
             for offset, size in zip(table["offset"].tolist(), table["size_bytes"].tolist(), strict=True):
                 assert offset not in chunks, "expected each offset in one fragment"
                 chunks[offset] = raw[at : at + size]

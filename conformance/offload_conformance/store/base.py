@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import pytest
 
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore
 from offload.errors import Denied, OffloadError
 from offload.native.offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
@@ -260,7 +260,7 @@ async def store_by(way: str, store: ObjectStore, key: str, data: bytes) -> None:
             await upload.complete()
 
 
-def make_sure_of(found: bytes, wanted: bytes, what: str) -> None:
+def make_sure_of(found: Buffer, wanted: bytes, what: str) -> None:
     """Fail unless the bytes are the same. `assert` would print megabytes."""
     if found != wanted:
         pairs = enumerate(zip(found, wanted, strict=False))

@@ -145,7 +145,7 @@ class CreateClauses(StoreClauses):
                 await asyncio.sleep(0)
             while not creating.done():
                 with suppress(NotFound):
-                    seen.add(await other.get(key))
+                    seen.add(bytes(await other.get(key)))
                 await asyncio.sleep(0)
             await creating
             return seen

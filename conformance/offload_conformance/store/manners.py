@@ -134,8 +134,8 @@ class StoreMannerClauses(StoreClauses):
                     for n, after in enumerate(["", *wanted])
                 ]
             return (
-                [task.result() for task in whole],
-                [task.result() for task in parts],
+                [bytes(task.result()) for task in whole],
+                [bytes(task.result()) for task in parts],
                 [keys(task.result()) for task in rows],
             )
 

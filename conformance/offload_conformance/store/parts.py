@@ -219,7 +219,7 @@ async def read_behind(store: ObjectStore, plan: Plan, number: int) -> None:
     last = min(number + plan.parts_read, plan.parts + 1)
     wanted = before + b"".join(plan.part(each) for each in range(number, last))
     start = (number - 1) * plan.part_size_bytes - len(before)
-    read = await store.get("key", Span(start, len(wanted)))
+    read = bytes(await store.get("key", Span(start, len(wanted))))
     assert (len(read), crc32c(read)) == (len(wanted), crc32c(wanted)), (
         f"the bytes of part {number}, or of one of the next, differ from those that were put"
     )

@@ -129,7 +129,7 @@ class PutClauses(StoreClauses):
             for span in cycle(PARTS_READ):
                 is_last = writing.done()
                 try:
-                    read = await other.get("key", span)
+                    read = bytes(await other.get("key", span))
                 except TryAgain:  # a store may notice that the object was replaced while it was read
                     if is_last:
                         raise

@@ -14,6 +14,7 @@ from typing import Final
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
+from offload.contracts.store import Buffer
 from offload.errors import Absent, TryAgain
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, entries_of_rows, exact_sum
@@ -77,7 +78,7 @@ class TierRun(ReadHandle):
         except Absent as absent:
             raise await self._gone(absent) from absent
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return these chunks, checked. Raises `TryAgain` if they were trimmed or replaced."""
         try:
             return await (await self._handle()).read(rows)

@@ -168,7 +168,7 @@ class Survey:
         if listed.size_bytes > SIZE_BYTES_MAX:
             return 0
         try:
-            raw = await self.store.get(listed.key)
+            raw = bytes(await self.store.get(listed.key))
             return Sighting.decode(raw, stream=self.keys.stream, where=listed.key).version
         except (NotFound, Corrupt):
             return 0
