@@ -1,9 +1,11 @@
-"""Tests of windows of a part of a stream: exactly the requested chunks are fetched."""
+"""Tests of windows of a part of a stream: exactly the requested chunks are delivered, by few requests."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,13 +14,18 @@ from hypothesis import strategies as st
 from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.contracts.store import ObjectStore, Span
+from offload.contracts.store import Buffer, Span
+from offload.errors import Corrupt
 from offload.model.chunk_table import ChunkTable
+from offload.model.entry import entries_of_rows
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.streams import windows as windows_module
 
 RECORDS = 24
 """One record to a chunk, in four ledgers of six, and so in four fragments."""
+
+CHUNK_SIZE_BYTES = len(ledger_of(1).chunks[0])
 
 
 def in_tier(act: Callable[[StreamReader, Spans], Awaitable[None]]) -> None:
@@ -38,11 +45,12 @@ def in_tier(act: Callable[[StreamReader, Spans], Awaitable[None]]) -> None:
 class Spans(FaultyStore):
     """A store that records the requests for fragments."""
 
-    def __init__(self, inner: ObjectStore) -> None:
+    def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
+        self.objects = inner.objects
         self.asked: list[tuple[str, Span]] = []
 
-    async def get(self, key: str, span: object = None) -> bytes:
+    async def get(self, key: str, span: object = None) -> Buffer:
         if isinstance(span, Span) and key.endswith(".fragment"):
             self.asked.append((key, span))
         return await super().get(key, span)  # type: ignore[arg-type]
@@ -50,6 +58,17 @@ class Spans(FaultyStore):
 
 def offsets_in(*wanted: int) -> Callable[[ChunkTable], np.ndarray]:
     return lambda rows: np.isin(rows["offset"], np.array(wanted, np.uint64))
+
+
+async def tables_of(reader: StreamReader) -> dict[str, ChunkTable]:
+    """Return the table of each fragment, by its key."""
+    found = {}
+    view = reader._view
+    async for run in view.walk(0):
+        for entry in entries_of_rows(run):
+            async with await view.open(entry) as handle:
+                found[handle.where] = await handle.table()
+    return found
 
 
 @given(st.integers(0, RECORDS), st.integers(0, RECORDS), st.sets(st.integers(0, RECORDS - 1)))
@@ -68,18 +87,65 @@ def test_exactly_the_requested_chunks_come_in_order(start: int, until: int, want
     assert found == sorted(each for each in wanted if start <= each < until)
 
 
-def test_no_byte_of_an_unwanted_chunk_is_requested() -> None:
+@given(
+    st.sets(st.integers(0, RECORDS - 1), min_size=1),
+    st.sets(st.integers(0, RECORDS - 1)),
+    st.integers(0, 4).map(lambda chunks: chunks * CHUNK_SIZE_BYTES),
+)
+def test_damage_that_nobody_wants_hides_nothing(wanted: set[int], damaged: set[int], gap_max: int) -> None:
+    found: list[int] = []
+
     async def read(reader: StreamReader, spans: Spans) -> None:
-        windows = reader.windows(0, until=20, keep=offsets_in(7, 8, 13, 22))
-        sizes = [len(window.data) async for window in windows]
+        for key, table in (await tables_of(reader)).items():
+            raw = bytearray(spans.objects[key])
+            for offset, position in zip(table["offset"].tolist(), table["position"].tolist(), strict=True):
+                raw[position + 60] ^= offset in damaged
+            spans.objects[key] = bytes(raw)
+        windows = reader.windows(0, keep=offsets_in(*wanted))
+        with suppress(Corrupt):
+            async for window in windows:
+                assert len(window.data) == window.rows["size_bytes"].sum()
+                found.extend(window.rows["offset"].tolist())
         await windows.aclose()
 
-        assert sum(span.length for _, span in spans.asked if span.length in sizes) == sum(sizes)
-        assert len(spans.asked) == 4 + len(sizes), (
-            "the index of each fragment up to offset 20, and the chunks"
-        )
+    with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max):
+        in_tier(read)
 
-    in_tier(read)
+    assert found == sorted(each for each in wanted if each < min(wanted & damaged, default=RECORDS))
+
+
+@pytest.mark.parametrize(("gap_max", "requests"), [(0, 3), (CHUNK_SIZE_BYTES, 2), (2 * CHUNK_SIZE_BYTES, 1)])
+def test_small_gaps_are_fetched_and_not_delivered(gap_max: int, requests: int) -> None:
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        windows = reader.windows(0, until=6, keep=offsets_in(0, 2, 5))
+        assert [window.rows["offset"].tolist() async for window in windows] == [[0], [2], [5]]
+        await windows.aclose()
+        assert len(spans.asked) == 1 + requests, "the index, and the chunks"
+
+    with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max):
+        in_tier(read)
+
+
+def test_each_read_but_the_first_says_what_follows_it_in_its_fragment() -> None:
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        tables = await tables_of(reader)
+        spans.asked.clear()
+        windows = reader.windows(0)
+        async for _ in windows:
+            pass
+        await windows.aclose()
+
+        ends = {key: int(table["position"][-1] + table["size_bytes"][-1]) for key, table in tables.items()}
+        reads = [(key, span) for key, span in spans.asked if span.start < ends[key]]
+        assert [span.follows for _, span in reads[:1]] == [0], "a reader of one message wants no more"
+        for key, span in reads[1:]:
+            assert span.start + span.length + span.follows == ends[key]
+
+    with (
+        patch.object(windows_module, "FIRST_WINDOW_SIZE_BYTES", CHUNK_SIZE_BYTES),
+        patch.object(windows_module, "READ_WINDOW_SIZE_BYTES", 2 * CHUNK_SIZE_BYTES),
+    ):
+        in_tier(read)
 
 
 @pytest.mark.parametrize("until", [0, 6, 12, 18])

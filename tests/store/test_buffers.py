@@ -1,0 +1,68 @@
+"""Tests of the memory that reads use again."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from offload.store.buffers import BufferPool
+
+MIB = 2**20
+
+
+class Consumers(RuleBasedStateMachine):
+    """Reads of any size, of which consumers keep parts in several forms, for any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BufferPool(4 * MIB)
+        self.held: list[tuple[object, int]] = []
+        self.next = 0
+
+    @rule(size_bytes=st.integers(1, 3 * MIB), form=st.sampled_from(["view", "slice", "array", "none"]))
+    def read(self, size_bytes: int, form: str) -> None:
+        view = self.pool.take(size_bytes)
+        assert len(view) == size_bytes
+        self.next = (self.next + 1) % 251
+        np.frombuffer(view, np.uint8)[:] = self.next  # type: ignore[index]
+        keep = view.toreadonly()
+        kept = {"view": keep, "slice": keep[size_bytes // 2 :], "array": np.frombuffer(keep, np.uint8)}
+        if form in kept:
+            self.held.append((kept[form], self.next))
+
+    @rule(number=st.integers(0, 50), in_thread=st.booleans())
+    def drop(self, number: int, in_thread: bool) -> None:
+        if self.held:
+            dropped = [self.held.pop(number % len(self.held))]
+            if in_thread:
+                thread = threading.Thread(target=dropped.clear)
+                thread.start()
+                thread.join()
+
+    @invariant()
+    def bytes_that_are_held_never_change(self) -> None:
+        for kept, number in self.held:
+            assert (np.frombuffer(kept, np.uint8) == number).all()  # type: ignore[call-overload]
+
+    @invariant()
+    def little_is_kept_for_later(self) -> None:
+        assert self.pool.free_size_bytes <= 4 * MIB
+
+
+TestConsumers = Consumers.TestCase
+
+
+def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
+    pool = BufferPool()
+    first = pool.take(MIB)
+    address = np.frombuffer(first, np.uint8).ctypes.data
+    part = first[5:9]
+    del first
+    second = pool.take(MIB)
+    assert np.frombuffer(second, np.uint8).ctypes.data != address, "a part is still held"
+    del part
+    third = pool.take(MIB - 7)
+    assert np.frombuffer(third, np.uint8).ctypes.data == address
