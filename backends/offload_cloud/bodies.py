@@ -61,6 +61,11 @@ class SlicedBody(Payload):
         self.stall_seconds: float | None = None
         """How long the socket may take no byte of a slice. None: for ever."""
 
+    @property
+    def windows(self) -> Sequence[bytes]:
+        """The windows, in order."""
+        return self._windows
+
     def __len__(self) -> int:
         return self._ends[-1]
 

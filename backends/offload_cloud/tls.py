@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-__all__ = ["hung_up"]
+__all__ = ["hung_up", "refusal_of"]
 
 
 def hung_up(exc: object) -> bool:
@@ -13,3 +13,21 @@ def hung_up(exc: object) -> bool:
     The next attempt may succeed. After a handshake that either side refused, it cannot.
     """
     return isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError | ssl.SSLZeroReturnError)
+
+
+def refusal_of(failure: BaseException | None, place: str) -> str:
+    """Return what is wrong after a handshake that either side refused, and what to change."""
+    text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
+    match failure:
+        case ssl.SSLCertVerificationError(verify_code=10):
+            return f"the TLS certificate of {place} has expired; its owner must renew it"
+        case ssl.SSLCertVerificationError(verify_code=9):
+            return f"the TLS certificate of {place} is not valid yet; check this machine's clock"
+        case ssl.SSLCertVerificationError(verify_code=62 | 64):
+            return f"the TLS certificate of {place} is for another name; use that in `endpoint_url`"
+        case ssl.SSLCertVerificationError():
+            return (
+                f"the TLS certificate of {place} is not trusted ({text}); "
+                "name the file of its authority by `verify`"
+            )
+    return f"{place} speaks no TLS that we understand ({text}); is it http:// in `endpoint_url`?"

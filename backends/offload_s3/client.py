@@ -78,11 +78,16 @@ async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType)
         raise DroppedByS3(str(exc) or type(exc).__name__) from exc
 
 
-def file_system(options: S3Options) -> s3fs.S3FileSystem:
-    """Return a file system for this store alone, bound to the running event loop, without any cache."""
+def file_system(
+    options: S3Options, *, session: AioSession | None = None, **configuration: Any
+) -> s3fs.S3FileSystem:
+    """Return a file system for this store alone, bound to the running event loop, without any cache.
+
+    `session` is that of another file system, to share its credentials. `configuration` overrides ours.
+    """
     return s3fs.S3FileSystem(
         asynchronous=True,
-        session=_session(options.profile),
+        session=session or _session(options.profile),
         skip_instance_cache=True,
         use_listings_cache=False,
         anon=options.anonymous,
@@ -94,7 +99,7 @@ def file_system(options: S3Options) -> s3fs.S3FileSystem:
             "region_name": options.region,
             "verify": None if options.verify is True else options.verify,
         },
-        config_kwargs=_configuration(options),
+        config_kwargs=_configuration(options) | configuration,
     )
 
 

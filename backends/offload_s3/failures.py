@@ -17,7 +17,6 @@ belong to a second try of a request whose first try arrived.
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,8 +25,9 @@ import aiohttp
 import botocore.exceptions as sdk
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
-from offload_cloud.tls import hung_up
+from offload_cloud.tls import hung_up, refusal_of
 
 from offload.errors import (
     AlreadyExists,
@@ -46,6 +46,7 @@ FAILURES: Final = (
     ClientError,
     BotoCoreError,
     ResponseParserError,
+    ExchangeError,
     aiohttp.ClientError,
     TimeoutError,
     OSError,
@@ -196,6 +197,8 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     match exc:
         case ClientError():
             return _of_code(exc, said, key, lost)
+        case ExchangeError():
+            return meaning_of(exc, said, lost)
         case ResponseParserError():
             return StoreDenied(
                 f"{said}: the reply is not from an S3 server, perhaps a page of a proxy; check `endpoint_url`"
@@ -347,7 +350,8 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
     # connecting. After a handshake that either side refused, a repeat cannot succeed.
     is_tls = isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError)
     if is_tls and not hung_up(beneath):
-        return StoreDenied(f"{said}: {_of_tls(beneath, place)}")
+        refused = getattr(beneath, "certificate_error", None) or getattr(beneath, "os_error", None)
+        return StoreDenied(f"{said}: {refusal_of(refused, place)}")
     if isinstance(beneath, aiohttp.ClientConnectorDNSError):
         return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")
     if isinstance(exc, sdk.ConnectTimeoutError):
@@ -365,24 +369,6 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
         return lost(f"{said}: {place} closed the connection without an answer{tls}")
     # An `EndpointConnectionError` without a cause ends here too: it does not prove that nothing was sent.
     return lost(f"{said}: the connection to {place} broke: {type(exc).__name__}: {one_line(exc)}")
-
-
-def _of_tls(beneath: BaseException | None, place: str) -> str:
-    failure = getattr(beneath, "certificate_error", None) or getattr(beneath, "os_error", None)
-    text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
-    match failure:
-        case ssl.SSLCertVerificationError(verify_code=10):
-            return f"the TLS certificate of {place} has expired; its owner must renew it"
-        case ssl.SSLCertVerificationError(verify_code=9):
-            return f"the TLS certificate of {place} is not valid yet; check this machine's clock"
-        case ssl.SSLCertVerificationError(verify_code=62 | 64):
-            return f"the TLS certificate of {place} is for another name; use that in `endpoint_url`"
-        case ssl.SSLCertVerificationError():
-            return (
-                f"the TLS certificate of {place} is not trusted ({text}); "
-                "name the file of its authority by `verify`"
-            )
-    return f"{place} speaks no TLS that we understand ({text}); is it http:// in `endpoint_url`?"
 
 
 def _place_of(exc: BaseException) -> str:

@@ -11,7 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.choice import Client
+from offload_cloud.choice import ByteClient
 from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -61,8 +61,11 @@ class S3Options(StoreOptions):
 
     backend: ClassVar = "s3"
 
-    client: Client = "auto"
-    """The client that moves fragments: obstore, or that of fsspec. `auto`: obstore if it can be used."""
+    client: ByteClient = "auto"
+    """The client that moves fragments: obstore, our own sockets (`direct`), or that of fsspec.
+
+    `auto`: obstore if it can be used, else that of fsspec.
+    """
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than AWS: MinIO, Ceph, and so on."""

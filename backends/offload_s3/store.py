@@ -39,6 +39,7 @@ from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAg
 from offload.formats.checksums import crc32c
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
+from offload_s3.direct import data_file_system
 from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import S3Options
 from offload_s3.upload import S3Upload
@@ -65,6 +66,7 @@ class S3Store(ObjectStore):
         self.bucket: Final = bucket
         self.options: Final = options or S3Options()
         self._files: s3fs.S3FileSystem | None = None
+        self._data_files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -258,9 +260,11 @@ class S3Store(ObjectStore):
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         # Forgotten before the first await, so that a second call at the same time closes nothing twice.
-        files, self._files = self._files, None
-        if files is not None:
-            await (await files.set_session()).close()
+        opened_before = (self._data_files, self._files)
+        self._data_files = self._files = None
+        for files in opened_before:
+            if files is not None:
+                await (await files.set_session()).close()
 
     async def client(self) -> Any:
         """Return the client, made on first use."""
@@ -273,6 +277,19 @@ class S3Store(ObjectStore):
                 raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
             # Kept only now. If opening failed, the next request opens another client.
             self._files = files
+            return client
+
+    async def data_client(self) -> Any:
+        """Return the client that moves fragments: another one if the option `client` says so."""
+        client = await self.client()
+        if self.options.client != "direct":
+            return client
+        async with self._opening:
+            if self._files is None:
+                return client  # closed meanwhile, so the request fails as those of a closed client do
+            files = self._data_files or data_file_system(self.options, self._files.session)
+            client = await self.ask(opened(files), "open a client")
+            self._data_files = files
             return client
 
     async def session(self) -> Any:
@@ -290,7 +307,7 @@ class S3Store(ObjectStore):
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
     async def _put(self, key: str, windows: Sequence[bytes], *, what: str, **conditions: str) -> None:
-        client = await self.client()
+        client = await (self.client() if conditions else self.data_client())
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
@@ -309,7 +326,7 @@ class S3Store(ObjectStore):
             raise OutcomeUnknown(f"{self.url}: cannot {what} {key!r}: {NO_S3}")
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
-        client = await self.client()
+        client = await self.data_client()
         reply = await client.get_object(**request)
         # `ask` awaits this method, the body included. So a connection that breaks in the middle of the body
         # raises an error of the port too.

@@ -28,7 +28,7 @@ class S3Upload(Upload):
         if number < 1:  # servers answer this in different ways
             raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
-        client = await self._store.client()
+        client = await self._store.data_client()
         call = client.upload_part(
             PartNumber=number, Body=sliced([data]), ChecksumCRC32C=checksum, **self._where, **self._keyed
         )

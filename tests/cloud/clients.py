@@ -10,6 +10,7 @@ from cloud.gcs import GCS
 from cloud.s3 import S3
 
 FAST_S3: Final = S3.given(client="obstore")
+DIRECT_S3: Final = S3.given(client="direct")
 FAST_AZURE: Final = AZURE.given(client="obstore")
 SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
 """The client of each backend that sends all calls."""
@@ -17,6 +18,7 @@ SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
 CLIENTS: Final = {
     "s3fs": S3,
     "s3-obstore": FAST_S3,
+    "s3-direct": DIRECT_S3,
     "gcsfs": GCS,
     "adlfs": AZURE,
     "azure-obstore": FAST_AZURE,
