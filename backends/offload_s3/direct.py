@@ -11,6 +11,7 @@ CRC-32C in a signed header, which the server compares with the bytes.
 from __future__ import annotations
 
 import re
+from io import BytesIO
 from typing import Any, Final
 
 import s3fs
@@ -103,9 +104,11 @@ class _Raw:
 
 
 def _windows(body: Any) -> list[bytes]:
-    """Return the windows of a body in memory. This backend sends no other."""
+    """Return the windows of a body in memory: of our own kind, bytes, or bytes that the SDK made a file."""
     if isinstance(body, SlicedBody):
         return list(body.windows)
+    if isinstance(body, BytesIO):
+        return [body.getvalue()]
     return [body] if body else []
 
 
