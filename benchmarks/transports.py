@@ -5,10 +5,11 @@
 
 The jobs: `get` of whole objects of 64 MiB, `get-8` and `get-16` of them in ranges of 8 and 16 MiB, `put` of
 64 MiB, `part` of 16 MiB of a multipart upload. Each round runs every candidate once, in turn; one more round
-goes first and is not counted. The server runs on this machine and takes its share of the same cores. It deletes
-replaced objects late: `put` and `part` need up to 30 GiB of disk below `$TMPDIR`, which may not be a tmpfs. Seconds and CPU seconds are those of the transfer alone, in the client process. A ratio
-is the median of the rounds' ratios to the fastest raw candidate of the same round. `obstore` has no call
-for one part, and httpcore is measured if it is installed.
+goes first and is not counted. The server runs on this machine and takes its share of the same cores. It
+deletes replaced objects late: five rounds of `put` or `part` need up to 60 GiB of disk below `$TMPDIR`, which
+may not be in memory. Seconds and CPU seconds are those of the transfer alone, in the client process. A ratio
+is the median of the rounds' ratios to the fastest raw candidate of the same round. `obstore` has no call for
+one part, and httpcore is measured if it is installed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-HERE: Final = Path(__file__).resolve().parent
-
 import stream  # noqa: F401 - puts the tests' servers on the path
 from certificates import certificate
 from servers.catalogue import server
@@ -38,6 +37,7 @@ from servers.processes import free_port, process, wait_until_it_answers
 from throughput import _processor
 from transport_clients import CANDIDATES, MIB, Piece
 
+HERE: Final = Path(__file__).resolve().parent
 OBJECT_SIZE_BYTES: Final = 64 * MIB
 JOBS: Final = {"get": (64, 4), "get-8": (8, 8), "get-16": (16, 8), "put": (64, 4), "part": (16, 8)}
 """The MiB of a piece, and the pieces in flight."""

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import base64
 import http.client
+import io
 import select
 import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from offload_cloud.exchange_errors import ExchangeError, Why
@@ -122,7 +123,8 @@ class Connection:
         self._limits, self._context = limits, context
         self._socket: socket.socket | None = None
         self._http = http.client.HTTPConnection(route.host, route.port)
-        self._reply: http.client.HTTPResponse | None = None
+        self._http.response_class = _Reply
+        self._reply: _Reply | None = None
         self._is_cut = self._is_early = False
 
     def connect(self) -> None:
@@ -154,8 +156,10 @@ class Connection:
         with self._failing():
             self._send_head(request)
             self._send_body(request.body)
-            self._reply = self._http.getresponse()
-        return self._reply
+            reply = self._http.getresponse()
+        assert isinstance(reply, _Reply)
+        self._reply = reply
+        return reply
 
     def check_body(self, size_bytes_max: int | None = None) -> int | None:
         """Return the size of the reply's body, None if it is chunked. Raises for a body that cannot be it."""
@@ -198,7 +202,9 @@ class Connection:
     def finish(self) -> None:
         """End the exchange. The connection is kept if the body has ended, and closed if it has not."""
         reply, self._reply = self._reply, None
-        is_over = reply is not None and reply.isclosed() and not reply.will_close
+        is_over = (
+            reply is not None and reply.isclosed() and not reply.will_close and not reply.reader.has_more
+        )
         if not is_over or self._is_early or self._is_cut:
             self.close()
 
@@ -338,6 +344,52 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+
+class _Arriving(io.RawIOBase):
+    """The bytes that arrive on a socket. When it is over, there are none, and nothing waits for them."""
+
+    def __init__(self, beneath: io.RawIOBase) -> None:
+        self._beneath = beneath
+        self.is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Receive at least one byte; None if it is over."""
+        return None if self.is_over else self._beneath.readinto(buffer)
+
+    def close(self) -> None:
+        self._beneath.close()
+        super().close()
+
+
+class _Reader(io.BufferedReader):
+    """The buffer in front of a socket. When it is closed, `has_more` says if bytes were left in it.
+
+    Such bytes are no part of the reply, and `http.client` would drop them in silence.
+    """
+
+    has_more = False
+
+    def __init__(self, arriving: _Arriving) -> None:
+        super().__init__(arriving)
+        self._arriving = arriving
+
+    def close(self) -> None:
+        if not self.closed:
+            self._arriving.is_over = True
+            self.has_more = bool(self.peek(1))
+        super().close()
+
+
+class _Reply(http.client.HTTPResponse):
+    """A reply that knows if the server sent more than its body."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fp = self.reader = _Reader(_Arriving(self.fp.detach()))
 
 
 def _poll(connected: socket.socket, events: int, seconds: float) -> int:

@@ -47,3 +47,9 @@ class ByObstore(OnServer):
     """The same with `client=obstore`."""
 
     client = "obstore"
+
+
+class ByDirect(OnServer):
+    """The same with `client=direct`."""
+
+    client = "direct"

@@ -1,10 +1,10 @@
-"""Tests of the S3 store by both clients against the contracts, on every server of the catalogue."""
+"""Tests of the S3 store by each client against the contracts, on every server of the catalogue."""
 
 from __future__ import annotations
 
 import pytest
 from campaign import CAMPAIGN, campaign, leaving
-from cloud.on_server import ByObstore, OnServer
+from cloud.on_server import ByDirect, ByObstore, OnServer
 from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
 from servers import Running, servers_of
 
@@ -13,6 +13,7 @@ from offload import Denied
 SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
 OFFLOADER = campaign("the offloader layer on S3, which takes longest there; GCS has it in make test")
 OBSTORE = campaign("all clauses over client=obstore; tests/cloud runs it on imitations and end to end")
+DIRECT = campaign("all clauses over client=direct; tests/cloud runs it on imitations")
 FAULTS = leaving(
     "the protocol's clauses on faults and rivals on S3; tests/faults has the like on the same server",
     "test_cancelled_requests_lose_nothing",
@@ -75,4 +76,17 @@ class TestFastS3Offloader(ByObstore, OffloaderConformance):
 @OBSTORE
 @SERVERS
 class TestFastS3Protocol(ByObstore, ProtocolConformance):
+    pass
+
+
+@DIRECT
+@SERVERS
+class TestDirectS3Store(Differences, ByDirect, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+    capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
+
+
+@DIRECT
+@SERVERS
+class TestDirectS3Protocol(ByDirect, ProtocolConformance):
     pass

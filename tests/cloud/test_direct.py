@@ -1,0 +1,299 @@
+"""Tests of the byte transport: bad replies, cancellation, slow servers, forks and reuse of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+from certificates import certificate, served
+from offload_cloud import direct as module
+from offload_cloud.direct import Direct
+from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Limits, Request
+from offload_cloud.exchange_errors import ExchangeError, Why
+from wire import Answer, Heard, wire
+
+T = TypeVar("T")
+LIMITS: Final = Limits(connect_seconds=5.0, stall_seconds=0.3)
+BODY: Final = bytes(range(256)) * 4096
+OK: Final = b"HTTP/1.1 200 OK\r\n"
+ANNOUNCED: Final = b"Content-Length: %d\r\n\r\n"
+
+
+def of_direct(call: Callable[[Direct], Awaitable[T]], *, limits: Limits = LIMITS, at_once: int = 4) -> T:
+    """Return the result of a call with a transport that trusts every certificate."""
+
+    def context() -> ssl.SSLContext:
+        made = ssl.create_default_context()
+        made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+        return made
+
+    async def main() -> T:
+        direct = Direct(limits=limits, connections_max=at_once, context=context)
+        try:
+            return await call(direct)
+        finally:
+            await direct.aclose()
+
+    return asyncio.run(main())
+
+
+async def get(direct: Direct, url: str, size_bytes_max: int | None = None) -> bytes:
+    async with await direct.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=None) as reply:
+        reply.check_body(size_bytes_max)
+        return await reply.read()
+
+
+def why_of(call: Callable[[Direct], Awaitable[object]], *, limits: Limits = LIMITS) -> Why:
+    with pytest.raises(ExchangeError) as caught:
+        of_direct(call, limits=limits)
+    assert "\n" not in str(caught.value)
+    return caught.value.why
+
+
+def whole(heard: Heard) -> Answer:
+    return Answer(200, BODY)
+
+
+@contextmanager
+def saying(*pieces: bytes, pause_seconds: float = 0.0) -> Iterator[str]:
+    """Run a server that answers each connection with these pieces, whatever it hears, and yield its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause_seconds)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        accepting.join()
+
+
+# Replies that are no body
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        pytest.param(OK + ANNOUNCED % 100 + b"short", Why.SHORT, id="short"),
+        pytest.param(OK + ANNOUNCED % 1001 + bytes(1001), Why.LONG, id="more than the range"),
+        pytest.param(OK + ANNOUNCED % 2**60 + b"x", Why.LONG, id="an absurd length"),
+        pytest.param(OK + b"\r\nuntil the end", Why.ENDLESS, id="no length"),
+        pytest.param(OK + b"Content-Encoding: gzip\r\n" + ANNOUNCED % 3 + b"abc", Why.ENCODED, id="gzip"),
+        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", Why.SHORT, id="a chunk cut short"),
+        pytest.param(
+            OK + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 2**31 + bytes(UNSIZED_BYTES_MAX + 1),
+            Why.LONG,
+            id="endless chunks",
+        ),
+        pytest.param(
+            OK + b"X: " + b"x" * 2**20 + b"\r\n" + ANNOUNCED % 1, Why.BROKEN, id="a header of 1 MiB"
+        ),
+        pytest.param(OK + b"X: x\r\n" * 200_000 + ANNOUNCED % 1, Why.BROKEN, id="200,000 headers"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", Why.CLOSED, id="no HTTP"),
+        pytest.param(b"", Why.CLOSED, id="nothing"),
+    ],
+)
+def test_a_reply_that_is_no_body_is_an_error(reply: bytes, why: Why) -> None:
+    with saying(reply) as url:
+        assert why_of(lambda direct: get(direct, url, size_bytes_max=1000)) is why
+
+
+def test_an_absurd_length_of_a_whole_object_takes_no_memory() -> None:
+    with saying(OK + ANNOUNCED % 2**60 + b"x") as url:
+        assert why_of(lambda direct: get(direct, url)) is Why.BROKEN
+
+
+def test_bytes_after_the_body_are_never_part_of_another_reply() -> None:
+    """The server sends a second reply that nobody asked for. The next request opens a connection."""
+
+    async def twice(direct: Direct) -> list[bytes]:
+        first = await get(direct, url)
+        await asyncio.sleep(0.08)
+        return [first, await get(direct, url)]
+
+    one, patient = OK + ANNOUNCED % 3, Limits(connect_seconds=5.0, stall_seconds=5.0)
+    for pieces in ((one + b"abc" + one + b"XYZ",), (one + b"abc", one + b"XYZ")):
+        with saying(*pieces, pause_seconds=0.05) as url:
+            assert of_direct(twice, limits=patient) == [b"abc", b"abc"]
+
+
+# Time
+
+
+def test_a_server_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte moves before each stall would end, but the whole takes too long."""
+    monkeypatch.setattr(module, "STALLS_MAX", 2)
+    with saying(OK + ANNOUNCED % 1000, *[b"x"] * 1000, pause_seconds=0.05) as url:
+        assert why_of(lambda direct: get(direct, url)) is Why.SLOW
+    with saying(*[bytes([byte]) for byte in OK * 100], pause_seconds=0.05) as url:
+        assert why_of(lambda direct: get(direct, url)) is Why.SLOW
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_a_cancelled_read_ends_its_thread_before_it_raises(
+    is_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread writes into the buffer afterwards, and the connection is not used again."""
+    receive, inside = Connection.readinto, [0]
+
+    def counted(connection: Connection, buffer: memoryview) -> None:
+        inside[0] += 1
+        try:
+            receive(connection, buffer)
+        finally:
+            time.sleep(0.05)  # long enough to find a caller that does not wait
+            inside[0] -= 1
+
+    monkeypatch.setattr(Connection, "readinto", counted)
+
+    def half(heard: Heard) -> Answer:
+        return Answer(200, BODY, {"Content-Length": str(2 * len(BODY))})
+
+    async def cancelled(direct: Direct) -> bytes:
+        buffer = bytearray(2 * len(BODY))
+        request = Request(method="GET", url=f"{server.url}/key", headers={})
+        async with await direct.ask(request, proxy=None) as reply:
+            reading = asyncio.create_task(reply.readinto(memoryview(buffer)))
+            while buffer[len(BODY) - 1] != BODY[-1]:  # noqa: ASYNC110 - a thread fills it, and sets no event
+                await asyncio.sleep(0.01)
+            reading.cancel()
+            began = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert time.monotonic() - began < 5
+            assert inside == [0]
+        server.answer = whole
+        return await get(direct, server.url)
+
+    tls = served(certificate(tmp_path)) if is_tls else None
+    patient = Limits(connect_seconds=5.0, stall_seconds=60.0)
+    with wire(half, tls=tls) as server:
+        assert of_direct(cancelled, limits=patient) == BODY
+        assert [heard.connection for heard in server.heard] == [1, 2]
+
+
+def test_a_cancelled_request_makes_room_for_another() -> None:
+    asked = threading.Semaphore(0)
+
+    def never(heard: Heard) -> Answer:
+        asked.release()
+        time.sleep(0.2)
+        return Answer(drop=True)
+
+    async def several(direct: Direct) -> bytes:
+        for _ in range(3):
+            task = asyncio.create_task(get(direct, server.url))
+            await asyncio.to_thread(asked.acquire)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        server.answer = whole
+        return await get(direct, server.url)
+
+    with wire(never) as server:
+        assert of_direct(several, at_once=1) == BODY
+
+
+# Connections
+
+
+def test_a_connection_is_used_again_after_a_whole_reply_alone() -> None:
+    async def several(direct: Direct) -> None:
+        await get(direct, server.url)
+        await get(direct, server.url)
+        async with await direct.ask(Request(method="GET", url=f"{server.url}/key", headers={}), proxy=None):
+            pass  # the body is not read
+        await get(direct, server.url)
+
+    with wire(whole) as server:
+        of_direct(several)
+
+    assert [heard.connection for heard in server.heard] == [1, 1, 1, 2]
+
+
+def test_a_body_is_received_into_memory_of_the_caller() -> None:
+    async def pieces(direct: Direct) -> bytes:
+        buffer = bytearray(len(BODY))
+        async with await direct.ask(
+            Request(method="GET", url=f"{server.url}/key", headers={}), proxy=None
+        ) as reply:
+            assert reply.check_body() == len(BODY)
+            for start, end in ((0, 1), (1, 70_000), (70_000, len(BODY))):
+                await reply.readinto(memoryview(buffer)[start:end])
+            with pytest.raises(ExchangeError):
+                await reply.readinto(memoryview(bytearray(1)))
+        return bytes(buffer)
+
+    with wire(whole) as server:
+        assert of_direct(pieces) == BODY
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_a_body_is_sent_window_by_window(is_tls: bool, tmp_path: Path) -> None:
+    windows = (memoryview(BODY)[:10], BODY, memoryview(BODY)[10:])
+    request = {"method": "PUT", "headers": {}, "body": windows}
+
+    async def put(direct: Direct) -> int:
+        async with await direct.ask(Request(url=f"{server.url}/key", **request), proxy=None) as reply:  # type: ignore[arg-type]
+            return reply.status
+
+    tls = served(certificate(tmp_path)) if is_tls else None
+    with wire(lambda heard: Answer(200), tls=tls) as server:
+        assert of_direct(put) == 200
+
+    assert server.heard[0].body == BODY[:10] + BODY + BODY[10:]
+
+
+def test_a_header_with_a_line_end_is_never_sent() -> None:
+    async def injected(direct: Direct) -> None:
+        request = Request(method="GET", url=f"{server.url}/key", headers={"x": "a\r\nEvil: yes"})
+        await direct.ask(request, proxy=None)
+
+    with wire(whole) as server:
+        with pytest.raises(ExchangeError):
+            of_direct(injected)
+        assert server.heard == []
+
+
+def test_a_forked_child_opens_connections_and_threads_of_its_own() -> None:
+    async def forked(direct: Direct) -> tuple[int, bytes]:
+        await get(direct, server.url)  # leaves a connection and a thread
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                asyncio.events._set_running_loop(None)
+                code = (
+                    0 if asyncio.new_event_loop().run_until_complete(get(direct, server.url)) == BODY else 2
+                )
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        return os.waitstatus_to_exitcode(status), await get(direct, server.url)
+
+    with wire(whole) as server:
+        assert of_direct(forked) == (0, BODY)
+
+    assert [heard.connection for heard in server.heard] == [1, 2, 1]
