@@ -217,7 +217,9 @@ if __name__ == "__main__":
     parser.add_argument(
         "--server", action="append", help="a server of the catalogue (default: minio and rgw)"
     )
-    parser.add_argument("--client", action="append", help="fsspec or obstore (default: both)")
+    parser.add_argument(
+        "--client", action="append", help="fsspec, obstore or direct (default: the first two)"
+    )
     parser.add_argument("--only", default="", help="run only rows with this text in their name or command")
     parser.add_argument(
         "--at-once", type=int, default=6, help="number of commands that run at once (default: 6)"
