@@ -35,7 +35,8 @@ from servers.catalogue import server
 from servers.places import ACCESS_KEY, REGION, SECRET_KEY
 from servers.processes import free_port, process, wait_until_it_answers
 from throughput import _processor
-from transport_clients import CANDIDATES, MIB, Piece
+from transport_clients import CANDIDATES
+from transport_task import MIB, Piece
 
 HERE: Final = Path(__file__).resolve().parent
 OBJECT_SIZE_BYTES: Final = 64 * MIB

@@ -33,10 +33,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from offload_cloud.exchange import Connection, Limits, Request, Route
-from offload_cloud.exchange_errors import ExchangeError, Why
+from offload_cloud.exchange import Connection, Request, Route, TimeLimits
+from offload_cloud.exchange_errors import Cause, ExchangeError
 
-__all__ = ["Direct", "Reply"]
+__all__ = ["Direct", "DirectReply"]
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Direct:
     def __init__(
         self,
         *,
-        limits: Limits,
+        limits: TimeLimits,
         connections_max: int,
         context: Callable[[], ssl.SSLContext],
         now: Callable[[], float] = time.monotonic,
@@ -70,7 +70,7 @@ class Direct:
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    async def ask(self, request: Request, *, proxy: str | None) -> Reply:
+    async def ask(self, request: Request, *, proxy: str | None) -> DirectReply:
         """Send a request, and return its reply when its head has arrived. Raises `ExchangeError`."""
         self._forget_after_fork()
         await self._turns.acquire()
@@ -84,7 +84,7 @@ class Direct:
             self._turns.release()
             raise
         headers = {name.lower(): value for name, value in head.getheaders()}
-        return Reply(self, connection, head.status, headers)
+        return DirectReply(self, connection, head.status, headers)
 
     async def aclose(self) -> None:
         """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones."""
@@ -106,7 +106,7 @@ class Direct:
         except TimeoutError as exc:
             await _ended(connection, work)
             detail = f"{size_bytes} bytes took longer than {seconds:.0f} s"
-            raise ExchangeError(Why.SLOW, connection.route.place, detail) from exc
+            raise ExchangeError(Cause.SLOW, connection.route.place, detail) from exc
         except asyncio.CancelledError:
             await _ended(connection, work)
             raise
@@ -134,7 +134,7 @@ class Direct:
             connection.cut()
             work.add_done_callback(lambda done: _given_up(connection, done))
             if isinstance(exc, TimeoutError):
-                raise ExchangeError(Why.SLOW_CONNECT, route.place) from exc
+                raise ExchangeError(Cause.SLOW_CONNECT, route.place) from exc
             raise
         return connection
 
@@ -170,7 +170,7 @@ class Direct:
         self._turns = asyncio.Semaphore(self._connections_max)
 
 
-class Reply:
+class DirectReply:
     """The head of a reply, and its body while it arrives. Close it: until then it holds a connection."""
 
     def __init__(self, direct: Direct, connection: Connection, status: int, headers: dict[str, str]) -> None:

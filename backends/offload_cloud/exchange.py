@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from offload_cloud.exchange_errors import ExchangeError, Why
+from offload_cloud.exchange_errors import Cause, ExchangeError
 
-__all__ = ["Connection", "Limits", "Request", "Route"]
+__all__ = ["Connection", "Request", "Route", "TimeLimits"]
 
 
 UNSIZED_BYTES_MAX: Final = 16 * 2**20
@@ -41,10 +41,10 @@ UNSIZED_BYTES_MAX: Final = 16 * 2**20
 
 FAILURES: Final = (OSError, http.client.HTTPException, ValueError, MemoryError)
 REASONS: Final = (
-    (TimeoutError, Why.STALLED),
-    (http.client.BadStatusLine, Why.CLOSED),  # also of a server that closed before it answered
-    (http.client.IncompleteRead, Why.SHORT),
-    (BaseException, Why.BROKEN),
+    (TimeoutError, Cause.STALLED),
+    (http.client.BadStatusLine, Cause.CLOSED),  # also of a server that closed before it answered
+    (http.client.IncompleteRead, Cause.SHORT),
+    (BaseException, Cause.BROKEN),
 )
 """The reasons of errors after the first byte of a request. The first line that fits counts."""
 
@@ -53,7 +53,7 @@ PLAIN_CODINGS: Final = {"", "identity", "aws-chunked"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """Time limits in seconds."""
 
     connect_seconds: float
@@ -117,7 +117,7 @@ class Request:
 class Connection:
     """One connection, and the exchange that is under way on it."""
 
-    def __init__(self, route: Route, limits: Limits, context: ssl.SSLContext | None) -> None:
+    def __init__(self, route: Route, limits: TimeLimits, context: ssl.SSLContext | None) -> None:
         """Make an object that is not connected. `context` is for TLS, and needed if the route has TLS."""
         self.route: Final = route
         self._limits, self._context = limits, context
@@ -142,7 +142,7 @@ class Connection:
         self._http.sock = self._socket
         if self._is_cut:  # while it connected, and there was nothing to cut
             self.close()
-            raise ExchangeError(Why.CUT, self.route.place)
+            raise ExchangeError(Cause.CUT, self.route.place)
 
     def is_usable(self) -> bool:
         """Return True if another request may be sent: no exchange is open, and the server is silent."""
@@ -167,11 +167,11 @@ class Connection:
         size_bytes = self._reply.length
         coding = (self._reply.headers.get("Content-Encoding") or "").strip().lower()
         if coding not in PLAIN_CODINGS:
-            raise self._failed(Why.ENCODED, coding[:40])
+            raise self._failed(Cause.ENCODED, coding[:40])
         if size_bytes is None and not self._reply.chunked:
-            raise self._failed(Why.ENDLESS)
+            raise self._failed(Cause.ENDLESS)
         if size_bytes is not None and size_bytes_max is not None and size_bytes > size_bytes_max:
-            raise self._failed(Why.LONG, f"{size_bytes} instead of at most {size_bytes_max} bytes")
+            raise self._failed(Cause.LONG, f"{size_bytes} instead of at most {size_bytes_max} bytes")
         return size_bytes
 
     def readinto(self, buffer: memoryview) -> None:
@@ -182,7 +182,7 @@ class Connection:
                 count = self._reply.readinto(buffer[filled:]) if self._reply is not None else 0
                 self._raise_if_cut()
                 if not count:
-                    raise self._failed(Why.SHORT, f"{len(buffer) - filled} bytes are missing")
+                    raise self._failed(Cause.SHORT, f"{len(buffer) - filled} bytes are missing")
                 filled += count
 
     def read(self) -> bytes:
@@ -194,9 +194,9 @@ class Connection:
             data = self._reply.read(UNSIZED_BYTES_MAX + 1 if size_bytes is None else size_bytes)
             self._raise_if_cut()
             if size_bytes is None and len(data) > UNSIZED_BYTES_MAX:
-                raise self._failed(Why.LONG, f"more than {UNSIZED_BYTES_MAX} bytes")
+                raise self._failed(Cause.LONG, f"more than {UNSIZED_BYTES_MAX} bytes")
             if size_bytes is not None and len(data) < size_bytes:
-                raise self._failed(Why.SHORT, f"{size_bytes - len(data)} bytes are missing")
+                raise self._failed(Cause.SHORT, f"{size_bytes - len(data)} bytes are missing")
         return data
 
     def finish(self) -> None:
@@ -230,6 +230,8 @@ class Connection:
     def _reached(self) -> socket.socket:
         """Return a socket that is connected to the server, or to the proxy."""
         proxy = urlsplit(self.route.proxy or "")
+        if proxy.scheme == "https":  # without TLS, the proxy's login would be readable on the way
+            raise ExchangeError(Cause.PROXY_TLS, self.route.place)
         host, port = (
             (proxy.hostname, proxy.port or 80) if self.route.proxy else (self.route.host, self.route.port)
         )
@@ -238,10 +240,10 @@ class Connection:
             reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, UnicodeError) as exc:
             if self.route.proxy:
-                raise ExchangeError(Why.NO_PROXY, self.route.place) from exc
+                raise ExchangeError(Cause.NO_PROXY, self.route.place) from exc
             if isinstance(exc, socket.gaierror | UnicodeError):
-                raise ExchangeError(Why.UNRESOLVED, self.route.place) from exc
-            why = Why.SLOW_CONNECT if isinstance(exc, TimeoutError) else Why.UNREACHABLE
+                raise ExchangeError(Cause.UNRESOLVED, self.route.place) from exc
+            why = Cause.SLOW_CONNECT if isinstance(exc, TimeoutError) else Cause.UNREACHABLE
             raise ExchangeError(why, self.route.place) from exc
         return reached
 
@@ -258,11 +260,11 @@ class Connection:
                 http.client.parse_headers(reader)
             status = int(words[1])
         except (OSError, UnicodeError, ValueError, IndexError, http.client.HTTPException) as exc:
-            raise ExchangeError(Why.NO_PROXY, self.route.place) from exc
+            raise ExchangeError(Cause.NO_PROXY, self.route.place) from exc
         if status in {403, 407}:
-            raise ExchangeError(Why.PROXY_REFUSES, self.route.place, f"HTTP {status}")
+            raise ExchangeError(Cause.PROXY_REFUSES, self.route.place, f"HTTP {status}")
         if status != http.HTTPStatus.OK:
-            raise ExchangeError(Why.NO_PROXY, self.route.place, f"HTTP {status}")
+            raise ExchangeError(Cause.NO_PROXY, self.route.place, f"HTTP {status}")
 
     def _shaken(self, reached: socket.socket) -> ssl.SSLSocket:
         assert self._context is not None
@@ -270,11 +272,11 @@ class Connection:
             return self._context.wrap_socket(reached, server_hostname=self.route.host)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError) as exc:
             # A server that hangs up in the handshake may only be stopping. Nothing was sent yet.
-            raise ExchangeError(Why.UNREACHABLE, self.route.place) from exc
+            raise ExchangeError(Cause.UNREACHABLE, self.route.place) from exc
         except ssl.SSLError as exc:
-            raise ExchangeError(Why.TLS, self.route.place) from exc
+            raise ExchangeError(Cause.TLS, self.route.place) from exc
         except OSError as exc:
-            raise ExchangeError(Why.SLOW_CONNECT, self.route.place) from exc
+            raise ExchangeError(Cause.SLOW_CONNECT, self.route.place) from exc
 
     def _send_head(self, request: Request) -> None:
         parts = urlsplit(request.url)
@@ -324,9 +326,9 @@ class Connection:
     def _raise_if_cut(self) -> None:
         # After a cut, the bytes that had already arrived may still be read, and so look like an end.
         if self._is_cut:
-            raise self._failed(Why.CUT)
+            raise self._failed(Cause.CUT)
 
-    def _failed(self, why: Why, detail: str = "") -> ExchangeError:
+    def _failed(self, why: Cause, detail: str = "") -> ExchangeError:
         """Close the connection, and return the error of an exchange."""
         self.close()
         return ExchangeError(why, self.route.place, detail)
@@ -339,7 +341,7 @@ class Connection:
         except ExchangeError:
             raise
         except FAILURES as exc:
-            why = Why.CUT if self._is_cut else next(why for kind, why in REASONS if isinstance(exc, kind))
+            why = Cause.CUT if self._is_cut else next(why for kind, why in REASONS if isinstance(exc, kind))
             raise self._failed(why, f"{type(exc).__name__}: {exc}") from exc
         except BaseException:
             self.close()

@@ -13,10 +13,10 @@ from typing import Final
 from offload.errors import OffloadError, StoreDenied, TryAgain
 from offload_cloud.tls import refusal_of
 
-__all__ = ["ExchangeError", "Why", "meaning_of"]
+__all__ = ["Cause", "ExchangeError", "meaning_of"]
 
 
-class Why(Enum):
+class Cause(Enum):
     """The reason of an error. The value is its text, about the server `{place}`."""
 
     # Nothing was sent.
@@ -25,6 +25,7 @@ class Why(Enum):
     SLOW_CONNECT = "{place} accepts no connection within `connect_timeout_seconds`"
     TLS = "{detail}"
     NO_PROXY = "the proxy does not answer, or cannot reach the server; check `proxy`"
+    PROXY_TLS = "client=direct reaches no proxy by https://; use client=fsspec, or http:// in `proxy`"
     PROXY_REFUSES = "the proxy refuses ({detail}); check `proxy` and the login in it"
     # The request was sent, at least in part.
     STALLED = "{place} did not answer: no byte moved within `read_timeout_seconds`"
@@ -39,12 +40,13 @@ class Why(Enum):
 
 
 UNSENT: Final = {
-    Why.UNRESOLVED: TryAgain,
-    Why.UNREACHABLE: TryAgain,
-    Why.SLOW_CONNECT: TryAgain,
-    Why.NO_PROXY: TryAgain,
-    Why.TLS: StoreDenied,
-    Why.PROXY_REFUSES: StoreDenied,
+    Cause.UNRESOLVED: TryAgain,
+    Cause.UNREACHABLE: TryAgain,
+    Cause.SLOW_CONNECT: TryAgain,
+    Cause.NO_PROXY: TryAgain,
+    Cause.TLS: StoreDenied,
+    Cause.PROXY_TLS: StoreDenied,
+    Cause.PROXY_REFUSES: StoreDenied,
 }
 """The errors before the first byte of a request. After any other error the request may have arrived."""
 
@@ -52,7 +54,7 @@ UNSENT: Final = {
 class ExchangeError(Exception):
     """The error if an exchange has no complete reply. Its cause, if there is one, is the socket's error."""
 
-    def __init__(self, why: Why, place: str, detail: str = "") -> None:
+    def __init__(self, why: Cause, place: str, detail: str = "") -> None:
         super().__init__(why, place, detail)
         self.why: Final = why
         self.place: Final = place
@@ -60,10 +62,10 @@ class ExchangeError(Exception):
 
     def __str__(self) -> str:
         detail = self.detail
-        if self.why is Why.TLS and isinstance(self.__cause__, ssl.SSLError):
+        if self.why is Cause.TLS and isinstance(self.__cause__, ssl.SSLError):
             detail = refusal_of(self.__cause__, self.place)
         said = self.why.value.format(place=self.place, detail=" ".join(detail.split())[:400])
-        if self.why is Why.CLOSED and self.place.startswith("http:"):
+        if self.why is Cause.CLOSED and self.place.startswith("http:"):
             said += "; does the server want https:// in `endpoint_url`?"
         return said
 

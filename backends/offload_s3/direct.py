@@ -18,8 +18,8 @@ import s3fs
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.session import AioSession
 from offload_cloud.bodies import SlicedBody
-from offload_cloud.direct import Direct, Reply
-from offload_cloud.exchange import Limits, Request
+from offload_cloud.direct import Direct, DirectReply
+from offload_cloud.exchange import Request, TimeLimits
 
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
@@ -49,7 +49,9 @@ class DirectSession(OneRequestSession):
         """Take the arguments of the SDK's own session."""
         super().__init__(*args, **kwargs)
         self._direct = Direct(
-            limits=Limits(connect_seconds=self._timeout.sock_connect, stall_seconds=self._timeout.sock_read),
+            limits=TimeLimits(
+                connect_seconds=self._timeout.sock_connect, stall_seconds=self._timeout.sock_read
+            ),
             connections_max=self._max_pool_connections,
             context=lambda: self._build_ssl_contexts(None)[0],
         )
@@ -82,7 +84,7 @@ class DirectSession(OneRequestSession):
 class _Raw:
     """The body of a reply, with the few methods that the SDK calls."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: DirectReply) -> None:
         self.reply: Final = reply
 
     @property

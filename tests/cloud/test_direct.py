@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 import ssl
@@ -17,18 +18,18 @@ import pytest
 from certificates import certificate, served
 from offload_cloud import direct as module
 from offload_cloud.direct import Direct
-from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Limits, Request
-from offload_cloud.exchange_errors import ExchangeError, Why
+from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Request, TimeLimits
+from offload_cloud.exchange_errors import Cause, ExchangeError
 from wire import Answer, Heard, wire
 
 T = TypeVar("T")
-LIMITS: Final = Limits(connect_seconds=5.0, stall_seconds=0.3)
+LIMITS: Final = TimeLimits(connect_seconds=5.0, stall_seconds=0.3)
 BODY: Final = bytes(range(256)) * 4096
 OK: Final = b"HTTP/1.1 200 OK\r\n"
 ANNOUNCED: Final = b"Content-Length: %d\r\n\r\n"
 
 
-def of_direct(call: Callable[[Direct], Awaitable[T]], *, limits: Limits = LIMITS, at_once: int = 4) -> T:
+def of_direct(call: Callable[[Direct], Awaitable[T]], *, limits: TimeLimits = LIMITS, at_once: int = 4) -> T:
     """Return the result of a call with a transport that trusts every certificate."""
 
     def context() -> ssl.SSLContext:
@@ -52,7 +53,7 @@ async def get(direct: Direct, url: str, size_bytes_max: int | None = None) -> by
         return await reply.read()
 
 
-def why_of(call: Callable[[Direct], Awaitable[object]], *, limits: Limits = LIMITS) -> Why:
+def why_of(call: Callable[[Direct], Awaitable[object]], *, limits: TimeLimits = LIMITS) -> Cause:
     with pytest.raises(ExchangeError) as caught:
         of_direct(call, limits=limits)
     assert "\n" not in str(caught.value)
@@ -96,33 +97,33 @@ def saying(*pieces: bytes, pause_seconds: float = 0.0) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        pytest.param(OK + ANNOUNCED % 100 + b"short", Why.SHORT, id="short"),
-        pytest.param(OK + ANNOUNCED % 1001 + bytes(1001), Why.LONG, id="more than the range"),
-        pytest.param(OK + ANNOUNCED % 2**60 + b"x", Why.LONG, id="an absurd length"),
-        pytest.param(OK + b"\r\nuntil the end", Why.ENDLESS, id="no length"),
-        pytest.param(OK + b"Content-Encoding: gzip\r\n" + ANNOUNCED % 3 + b"abc", Why.ENCODED, id="gzip"),
-        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", Why.SHORT, id="a chunk cut short"),
+        pytest.param(OK + ANNOUNCED % 100 + b"short", Cause.SHORT, id="short"),
+        pytest.param(OK + ANNOUNCED % 1001 + bytes(1001), Cause.LONG, id="more than the range"),
+        pytest.param(OK + ANNOUNCED % 2**60 + b"x", Cause.LONG, id="an absurd length"),
+        pytest.param(OK + b"\r\nuntil the end", Cause.ENDLESS, id="no length"),
+        pytest.param(OK + b"Content-Encoding: gzip\r\n" + ANNOUNCED % 3 + b"abc", Cause.ENCODED, id="gzip"),
+        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", Cause.SHORT, id="a chunk cut short"),
         pytest.param(
             OK + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % 2**31 + bytes(UNSIZED_BYTES_MAX + 1),
-            Why.LONG,
+            Cause.LONG,
             id="endless chunks",
         ),
         pytest.param(
-            OK + b"X: " + b"x" * 2**20 + b"\r\n" + ANNOUNCED % 1, Why.BROKEN, id="a header of 1 MiB"
+            OK + b"X: " + b"x" * 2**20 + b"\r\n" + ANNOUNCED % 1, Cause.BROKEN, id="a header of 1 MiB"
         ),
-        pytest.param(OK + b"X: x\r\n" * 200_000 + ANNOUNCED % 1, Why.BROKEN, id="200,000 headers"),
-        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", Why.CLOSED, id="no HTTP"),
-        pytest.param(b"", Why.CLOSED, id="nothing"),
+        pytest.param(OK + b"X: x\r\n" * 200_000 + ANNOUNCED % 1, Cause.BROKEN, id="200,000 headers"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", Cause.CLOSED, id="no HTTP"),
+        pytest.param(b"", Cause.CLOSED, id="nothing"),
     ],
 )
-def test_a_reply_that_is_no_body_is_an_error(reply: bytes, why: Why) -> None:
+def test_a_reply_that_is_no_body_is_an_error(reply: bytes, why: Cause) -> None:
     with saying(reply) as url:
         assert why_of(lambda direct: get(direct, url, size_bytes_max=1000)) is why
 
 
 def test_an_absurd_length_of_a_whole_object_takes_no_memory() -> None:
     with saying(OK + ANNOUNCED % 2**60 + b"x") as url:
-        assert why_of(lambda direct: get(direct, url)) is Why.BROKEN
+        assert why_of(lambda direct: get(direct, url)) is Cause.BROKEN
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 0.4], ids=["at once", "later"])
@@ -134,7 +135,7 @@ def test_bytes_after_the_body_are_never_part_of_another_reply(wait_seconds: floa
         await asyncio.sleep(wait_seconds)
         return [first, await get(direct, url)]
 
-    one, patient = OK + ANNOUNCED % 3, Limits(connect_seconds=5.0, stall_seconds=5.0)
+    one, patient = OK + ANNOUNCED % 3, TimeLimits(connect_seconds=5.0, stall_seconds=5.0)
     pieces = (one + b"abc", one + b"XYZ") if wait_seconds else (one + b"abc" + one + b"XYZ",)
     with saying(*pieces, pause_seconds=0.3) as url:  # the connection stays open meanwhile
         assert of_direct(twice, limits=patient) == [b"abc", b"abc"]
@@ -147,9 +148,9 @@ def test_a_server_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest.
     """A byte moves before each stall would end, but the whole takes too long."""
     monkeypatch.setattr(module, "STALLS_MAX", 2)
     with saying(OK + ANNOUNCED % 1000, *[b"x"] * 1000, pause_seconds=0.05) as url:
-        assert why_of(lambda direct: get(direct, url)) is Why.SLOW
+        assert why_of(lambda direct: get(direct, url)) is Cause.SLOW
     with saying(*[bytes([byte]) for byte in OK * 100], pause_seconds=0.05) as url:
-        assert why_of(lambda direct: get(direct, url)) is Why.SLOW
+        assert why_of(lambda direct: get(direct, url)) is Cause.SLOW
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
@@ -189,7 +190,7 @@ def test_a_cancelled_read_ends_its_thread_before_it_raises(
         return await get(direct, server.url)
 
     tls = served(certificate(tmp_path)) if is_tls else None
-    patient = Limits(connect_seconds=5.0, stall_seconds=60.0)
+    patient = TimeLimits(connect_seconds=5.0, stall_seconds=60.0)
     with wire(half, tls=tls) as server:
         assert of_direct(cancelled, limits=patient) == BODY
         assert [heard.connection for heard in server.heard] == [1, 2]
@@ -298,3 +299,80 @@ def test_a_forked_child_opens_connections_and_threads_of_its_own() -> None:
         assert of_direct(forked) == (0, BODY)
 
     assert [heard.connection for heard in server.heard] == [1, 2, 1]
+
+
+# Proxies
+
+
+@contextmanager
+def tunnelling(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Run a proxy that answers CONNECT and forwards bytes. Yield its address and the heads that it heard."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+
+    def forward(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            heard.append(connection.recv(65536))
+            host, _, port = heard[-1].split()[1].decode().rpartition(":")
+            with socket.create_connection((host, int(port))) as target:
+                connection.sendall(answer)
+                back = threading.Thread(target=forward, args=(target, connection))
+                back.start()
+                forward(connection, target)
+                back.join()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", heard
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        accepting.join()
+
+
+async def get_by(direct: Direct, url: str, proxy: str) -> bytes:
+    async with await direct.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=proxy) as reply:
+        return await reply.read()
+
+
+def test_a_tunnel_carries_tls_and_keeps_the_proxys_login_from_the_server(tmp_path: Path) -> None:
+    opened = b"HTTP/1.1 200 OK\r\nVia: us\r\n\r\n"
+    with wire(whole, tls=served(certificate(tmp_path))) as server, tunnelling(opened) as (place, heard):
+        assert of_direct(lambda direct: get_by(direct, server.url, f"http://user:HUSH@{place}")) == BODY
+
+    assert heard[0].startswith(f"CONNECT {server.url.removeprefix('https://')} HTTP/1.1\r\n".encode())
+    assert base64.b64encode(b"user:HUSH") in heard[0]
+    assert "proxy-authorization" not in server.heard[0].headers
+
+
+@pytest.mark.parametrize(("status", "why"), [(407, Cause.PROXY_REFUSES), (502, Cause.NO_PROXY)])
+def test_a_proxy_that_opens_no_tunnel_is_an_error_before_the_request(
+    status: int, why: Cause, tmp_path: Path
+) -> None:
+    refusal = b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status
+    with wire(whole, tls=served(certificate(tmp_path))) as server, tunnelling(refusal) as (place, _):
+        assert why_of(lambda direct: get_by(direct, server.url, f"http://{place}")) is why
+    assert server.heard == []
+
+
+def test_a_login_is_never_sent_to_a_proxy_without_its_tls() -> None:
+    with wire(whole) as proxy:
+        place = proxy.url.removeprefix("http://")
+        with pytest.raises(ExchangeError) as caught:
+            of_direct(lambda direct: get_by(direct, "http://store.invalid", f"https://user:HUSH@{place}"))
+    assert caught.value.why is Cause.PROXY_TLS
+    assert "HUSH" not in str(caught.value)
+    assert proxy.connections == 0
