@@ -165,11 +165,14 @@ class Connection:
         """Return the size of the reply's body, None if it is chunked. Raises for a body that cannot be it."""
         assert self._reply is not None
         size_bytes = self._reply.length
+        if self._reply.status >= http.HTTPStatus.MULTIPLE_CHOICES:
+            # The text of a refusal, which some servers end by hanging up. It is no object, so it may be cut.
+            size_bytes_max = UNSIZED_BYTES_MAX
+        elif size_bytes is None and not self._reply.chunked:
+            raise self._failed(Cause.ENDLESS)
         coding = (self._reply.headers.get("Content-Encoding") or "").strip().lower()
         if coding not in PLAIN_CODINGS:
             raise self._failed(Cause.ENCODED, coding[:40])
-        if size_bytes is None and not self._reply.chunked:
-            raise self._failed(Cause.ENDLESS)
         if size_bytes is not None and size_bytes_max is not None and size_bytes > size_bytes_max:
             raise self._failed(Cause.LONG, f"{size_bytes} instead of at most {size_bytes_max} bytes")
         return size_bytes

@@ -101,6 +101,7 @@ def saying(*pieces: bytes, pause_seconds: float = 0.0) -> Iterator[str]:
         pytest.param(OK + ANNOUNCED % 1001 + bytes(1001), Cause.LONG, id="more than the range"),
         pytest.param(OK + ANNOUNCED % 2**60 + b"x", Cause.LONG, id="an absurd length"),
         pytest.param(OK + b"\r\nuntil the end", Cause.ENDLESS, id="no length"),
+        pytest.param(b"HTTP/1.1 500 No\r\n" + ANNOUNCED % 2**40 + b"x", Cause.LONG, id="a refusal of 1 TiB"),
         pytest.param(OK + b"Content-Encoding: gzip\r\n" + ANNOUNCED % 3 + b"abc", Cause.ENCODED, id="gzip"),
         pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", Cause.SHORT, id="a chunk cut short"),
         pytest.param(

@@ -12,7 +12,7 @@ import pytest
 from certificates import certificate, served
 from cloud.azure import AZURE, KEY
 from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get, put
-from cloud.clients import CLIENTS, EACH_CALL, EACH_CLIENT, EACH_SERVICE, FAST_AZURE, FAST_S3
+from cloud.clients import CLIENTS, DIRECT_S3, EACH_CALL, EACH_CLIENT, FAST_AZURE, FAST_S3, SERVICES
 from cloud.gcs import GCS
 from cloud.s3 import S3
 from wire import Answer, Heard, wire
@@ -174,7 +174,7 @@ def test_requests_are_signed_unless_the_client_is_anonymous(
     [
         *[
             (client, {"addressing": addressing}, host)
-            for client in (S3, FAST_S3)
+            for client in (S3, FAST_S3, DIRECT_S3)
             for addressing, host in (("path", "store.invalid/bucket"), ("virtual", "bucket.store.invalid"))
         ],
         (GCS, GCS.anonymous, "store.invalid/storage/v1/b/bucket/o"),
@@ -199,7 +199,7 @@ def test_a_proxy_gets_the_whole_address_and_its_login(
 # Certificates
 
 
-@EACH_SERVICE
+@pytest.mark.parametrize("client", [*SERVICES.values(), DIRECT_S3], ids=[*SERVICES, "s3-direct"])
 def test_a_certificate_is_checked_unless_the_options_say_otherwise(client: Client, tmp_path: Path) -> None:
     made = certificate(tmp_path)
 
@@ -219,14 +219,14 @@ def test_a_certificate_is_checked_unless_the_options_say_otherwise(client: Clien
 @pytest.mark.parametrize(
     ("days", "address", "said"), [(-1, "127.0.0.1", "has expired"), (1, "127.0.0.9", "for another name")]
 )
-@EACH_SERVICE
+@pytest.mark.parametrize("client", [*SERVICES.values(), DIRECT_S3], ids=[*SERVICES, "s3-direct"])
 def test_an_invalid_certificate_is_named(
     client: Client, tmp_path: Path, days: int, address: str, said: str
 ) -> None:
     made = certificate(tmp_path, days=days, address=address)
 
     with wire(client.answers, tls=served(made)) as server:
-        error = client.error_of(server.url, create, verify=str(made.path))
+        error = client.error_of(server.url, get, verify=str(made.path))
 
     assert type(error) is StoreDenied
     assert said in str(error) or "not valid for" in str(error)

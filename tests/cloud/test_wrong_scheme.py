@@ -18,6 +18,7 @@ AZURE = {"account_name": "devstoreaccount1", "account_key": KEY}
 CLIENTS = [
     pytest.param("s3://bucket", S3 | {"client": "fsspec"}, id="s3-fsspec"),
     pytest.param("s3://bucket", S3 | {"client": "obstore"}, id="s3-obstore"),
+    pytest.param("s3://bucket", S3 | {"client": "direct"}, id="s3-direct"),
     pytest.param("gs://bucket", {"anonymous": "true"}, id="gcs"),
     pytest.param("az://container", AZURE | {"client": "fsspec"}, id="azure-fsspec"),
     pytest.param("az://container", AZURE | {"client": "obstore"}, id="azure-obstore"),

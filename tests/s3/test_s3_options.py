@@ -82,7 +82,7 @@ def over_tls(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield login | {"verify": str(authority)}
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+@pytest.mark.parametrize("client", ["fsspec", "obstore", "direct"])
 def test_only_the_callers_key_opens_an_object_encrypted_with_it(
     over_tls: dict[str, Any], client: str
 ) -> None:
