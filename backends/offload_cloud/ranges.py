@@ -14,7 +14,7 @@ from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
 from offload.store.spans import clip
 
-__all__ = ["asked_for", "exactly", "range_of"]
+__all__ = ["WHOLE", "answered", "asked_for", "exactly", "range_of"]
 
 
 WHOLE, PART = 200, 206
@@ -57,6 +57,18 @@ def exactly(
     if status == WHOLE:  # a server may ignore ranges, and then sends the whole object
         start, end = clip(span, len(data))
         return data[start:end]
+    answered(span, content_range=content_range, size_bytes=len(data), where=where)
+    return data if span.length else b""
+
+
+def answered(
+    span: Span | Suffix, *, content_range: str | None, size_bytes: int | None, where: str
+) -> tuple[int, int]:
+    """Return where the bytes of a partial reply begin and end. Raises `TryAgain` unless they are `span`.
+
+    `size_bytes` is the size of the body, None if the reply does not state it. The reply may end before the
+    span, because the object does.
+    """
     found = _ANSWERED.fullmatch(content_range or "")
     if found is None:
         raise TryAgain(f"{where}: asked for a part, and the reply does not say which part it is")
@@ -65,6 +77,6 @@ def exactly(
         fits = isinstance(span, Span) and start == span.start and end - start <= max(span.length, 1)
     else:
         fits = (start, end) == clip(asked_for(span), int(found[3]))
-    if not fits or len(data) != end - start:
-        raise TryAgain(f"{where}: asked for {range_of(span)} and got {len(data)} bytes of {content_range}")
-    return data if span.length else b""
+    if not fits or size_bytes not in {None, end - start}:
+        raise TryAgain(f"{where}: asked for {range_of(span)} and got {size_bytes} bytes of {content_range}")
+    return start, end

@@ -24,7 +24,7 @@ from offload_cloud.exchange import Request, TimeLimits
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
 
-__all__ = ["DirectSession", "data_file_system"]
+__all__ = ["DirectSession", "data_file_system", "reply_of"]
 
 
 PARTIAL: Final = 206
@@ -79,6 +79,13 @@ class DirectSession(OneRequestSession):
             reply.close()
             raise
         return response
+
+
+def reply_of(body: Any) -> DirectReply:
+    """Return the reply whose body the SDK hands to its caller. The SDK then reads none of it."""
+    reply = body.reply
+    assert isinstance(reply, DirectReply), "the SDK hands over another body than it was given"
+    return reply
 
 
 class _Raw:

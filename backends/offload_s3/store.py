@@ -30,16 +30,28 @@ from urllib.parse import urlencode
 import s3fs
 from botocore.exceptions import ClientError
 from offload_cloud.bodies import sliced
+from offload_cloud.long_reads import LongReads, RangeReply
 from offload_cloud.prefixes import begins_a_key
-from offload_cloud.ranges import exactly, range_of
+from offload_cloud.ranges import WHOLE, answered, exactly, range_of
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    check_key,
+)
 from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
+from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
-from offload_s3.direct import data_file_system
+from offload_s3.direct import data_file_system, reply_of
 from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import S3Options
 from offload_s3.upload import S3Upload
@@ -52,6 +64,9 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 DELETE_BATCH_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
+KEPT_REPLIES_MAX: Final = 16
+"""The replies that are open while nobody reads them. Each holds a connection."""
+
 NO_S3: Final = "the reply has no ETag, so it is not from an S3 server; check `endpoint_url` and `proxy`"
 """A web server may answer 200 to any request, a PUT too."""
 
@@ -68,6 +83,7 @@ class S3Store(ObjectStore):
         self._files: s3fs.S3FileSystem | None = None
         self._data_files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
+        self._long_reads = LongReads(self._range_reply, BufferPool(), kept_max=KEPT_REPLIES_MAX)
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -117,9 +133,11 @@ class S3Store(ObjectStore):
         # Never in parts: the object must appear by one request, which either finds the key free or fails.
         await self._put(check_key(key), [data], what="create", IfNoneMatch="*")
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
         wanted = range_of(span)
+        if self.options.client == "direct" and isinstance(span, Span) and span.length:
+            return await self.ask(self._long_reads.get(check_key(key), span), f"read {key!r}", key=key)
         # The store keeps the checksum of the whole object, and sends none with a part of it.
         ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
         call = self._read(Bucket=self.bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
@@ -259,6 +277,7 @@ class S3Store(ObjectStore):
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
+        self._long_reads.close()
         # Forgotten before the first await, so that a second call at the same time closes nothing twice.
         opened_before = (self._data_files, self._files)
         self._data_files = self._files = None
@@ -324,6 +343,32 @@ class S3Store(ObjectStore):
         if not reply.get("ETag"):  # a 200 from a web server must not count as a commit
             # Unknown, and not refused: such a reply does not prove that nothing was stored.
             raise OutcomeUnknown(f"{self.url}: cannot {what} {key!r}: {NO_S3}")
+
+    async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
+        """Send one GET for a span, and return its reply while the body is on its way."""
+        client = await self.data_client()
+        try:
+            reply = await client.get_object(
+                Bucket=self.bucket, Key=key, Range=range_of(span), **self._keyed, **self._payer
+            )
+        except ClientError as exc:
+            if code_of(exc) in BEYOND_THE_END:
+                return None
+            raise
+        body = reply_of(reply["Body"])
+        try:
+            if not reply.get("ETag"):
+                raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
+            size_bytes, where = reply.get("ContentLength"), f"{self.url}: {key!r}"
+            if reply["ResponseMetadata"]["HTTPStatusCode"] == WHOLE and size_bytes is not None:
+                return RangeReply(body, 0, size_bytes)
+            found = answered(
+                span, content_range=reply.get("ContentRange"), size_bytes=size_bytes, where=where
+            )
+        except BaseException:
+            body.close()
+            raise
+        return RangeReply(body, *found)
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.data_client()

@@ -141,7 +141,7 @@ class SegmentWriter:
         return memoryview(changed)
 
 
-def has_filters(rows: ChunkTable, data: bytes) -> bool:
+def has_filters(rows: ChunkTable, data: bytes | memoryview) -> bool:
     """Return whether a chunk has a bloom filter. The arguments are those of `SegmentWriter.write`."""
     return any(data[at + _FILTER_AT] for at in (rows["position"] - rows["position"][0]).tolist())
 
