@@ -83,7 +83,8 @@ class DirectSession(OneRequestSession):
 
 def reply_of(body: Any) -> DirectReply:
     """Return the reply whose body the SDK hands to its caller. The SDK then reads none of it."""
-    reply = body.reply
+    raw = getattr(body, "raw_stream", body)  # before aiobotocore 3, the body stands for the raw one itself
+    reply = raw.reply
     assert isinstance(reply, DirectReply), "the SDK hands over another body than it was given"
     return reply
 
