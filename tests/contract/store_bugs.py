@@ -13,14 +13,14 @@ import unicodedata
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, unquote_plus
 from uuid import uuid4
 
 from contract.bugs import Bug, breaks
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
+from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, Conflict, Denied, Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.memory import MemoryStore
@@ -742,6 +742,58 @@ class ReturnsItsBuffer(MemoryStore):
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         return bytearray(await super().get(key, span))  # type: ignore[return-value]
+
+
+@bug("hints_change_no_byte")
+class ReturnsWhatFollows(MemoryStore):
+    """Returns the span and everything that follows it.
+
+    One request for both, and nobody cuts its reply.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Span) and span.follows:
+            span = Span(span.start, span.length + span.follows)
+        return await super().get(key, span)
+
+
+@bug("hints_change_no_byte")
+class ReadsOn(MemoryStore):
+    """Returns the next bytes of an open reply, wherever the read begins.
+
+    The reply is looked up by its key, and where it has got to is not compared.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.replies: dict[str, int] = {}
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Span):
+            at = self.replies.pop(key, span.start)
+            if span.follows:
+                self.replies[key] = at + span.length
+            span = Span(at, span.length)
+        return await super().get(key, span)
+
+
+@bug("bytes_that_were_read_never_change")
+class ReusesItsBuffer(MemoryStore):
+    """Returns a view of memory that the next read fills again.
+
+    Fresh memory is slow, so a client keeps one buffer for all of its replies.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.buffer = bytearray(2**20)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]
+        data = await super().get(key, span)
+        if len(data) > len(self.buffer):
+            return data
+        self.buffer[: len(data)] = data
+        return memoryview(self.buffer)[: len(data)].toreadonly()
 
 
 @bug("ranges_of_an_empty_object_are_empty")

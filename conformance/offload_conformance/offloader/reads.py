@@ -71,6 +71,8 @@ class OffloaderReadClauses(OffloaderClauses):
                 assert len(table) == count
                 for first, stop in runs:
                     assert await handle.read(table[first:stop]) == b"".join(ledger.chunks[first:stop])
+                    hinted = await handle.read_on(table[first:stop], table[stop:])
+                    assert hinted == b"".join(ledger.chunks[first:stop]), "a hint changes nothing"
 
         run(scenario())
 

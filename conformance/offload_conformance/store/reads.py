@@ -59,6 +59,10 @@ SPANS: Final = (
 )
 
 
+PIECES: Final = 6
+PIECE_SIZE_BYTES: Final = 512 * 1024
+"""Large enough for stores that handle long reads in another way than short ones."""
+
 EARLIER: Final = 6
 """A read begins up to this many turns of the event loop before a write."""
 
@@ -70,13 +74,53 @@ class StoreReadClauses(StoreClauses):
     def test_ranges_are_exact(
         self, run: Run, store: ObjectStore, span: Span | Suffix | None, found: bytes
     ) -> None:
-        """A range is cut at the end of the object, never padded or shifted, and returned as `bytes`."""
+        """A range is cut at the end of the object, never padded or shifted. Nobody can write to its bytes."""
         run(store.put("digits", Body.of(DIGITS)))
 
         read = run(store.get("digits", span))
 
         assert read == found
-        assert type(read) is bytes
+        assert type(read) is bytes or (type(read) is memoryview and read.readonly)
+
+    def test_hints_change_no_byte(self, run: Run, store: ObjectStore) -> None:
+        """A read returns its own span, whatever it and the reads before it have said of what follows."""
+        data = array("Q", range(PIECES * PIECE_SIZE_BYTES // 8)).tobytes()
+        pieces = [
+            Span(start, PIECE_SIZE_BYTES, follows=len(data) - start - PIECE_SIZE_BYTES)
+            for start in range(0, len(data), PIECE_SIZE_BYTES)
+        ]
+        beyond = [
+            Span(len(data) - 9, 20, follows=10),
+            Span(len(data) - 5, 5, follows=1 << 40),
+            Span(len(data), 10, follows=10),
+        ]
+
+        async def scenario() -> None:
+            await store.put("hinted", Body.of(data))
+
+            async def make_sure(span: Span) -> None:
+                read = await store.get("hinted", span)
+                make_sure_of(read, data[span.start : span.start + span.length], f"the bytes of {span}")
+
+            for order in (pieces, pieces[::-1], [pieces[0], pieces[2], pieces[1], pieces[1]], beyond):
+                for span in order:
+                    await make_sure(span)
+            await asyncio.gather(*(make_sure(span) for span in [*pieces, *pieces, *beyond]))
+
+        run(scenario())
+
+    def test_bytes_that_were_read_never_change(self, run: Run, store: ObjectStore) -> None:
+        """What was read stays as it is while it is kept, however much is read after it."""
+        bodies = {f"kept.{number}": bytes([number]) * PIECE_SIZE_BYTES for number in range(3)}
+
+        async def scenario() -> None:
+            for key, body in bodies.items():
+                await store.put(key, Body.of(body))
+            kept = [(key, await store.get(key, Span(0, PIECE_SIZE_BYTES))) for key in [*bodies, *bodies]]
+            for key, read in kept:
+                make_sure_of(read, bodies[key], f"the bytes of {key!r}, after other reads")
+
+        run(scenario())
 
     def test_ranges_are_exact_at_every_border(self, run: Run, store: ObjectStore) -> None:
         """In an object of 8 MiB, ranges and suffixes that begin or end near a power of two are exact."""
