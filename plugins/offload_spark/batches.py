@@ -124,7 +124,8 @@ class _Made:
         return pieces.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
     def _records(self) -> list[bytes]:
-        data, starts = self._run.data, self._run.starts.tolist()
+        # Decoders look parts of records up, so records are bytes, and no views.
+        data, starts = bytes(self._run.data), self._run.starts.tolist()
         return [
             data[start : start + size] for start, size in zip(starts, self._run.sizes.tolist(), strict=True)
         ]

@@ -120,7 +120,7 @@ def test_the_report_says_what_ran_and_where(whole: dict[str, Any]) -> None:
     [ranges] = [each for each in report["clauses"] if each["id"] == "store/ranges_are_exact"]
     assert (
         ranges["text"]
-        == "A range is cut at the end of the object, never padded or shifted, and returned as `bytes`."
+        == "A range is cut at the end of the object, never padded or shifted. Nobody can write to its bytes."
     )
     assert (ranges["cases"], ranges["requests"]) == (30, 60)
 
