@@ -4,10 +4,10 @@
                                       [--delay-ms 0] [--folder DIR] [--json]
 
 The server runs on this machine, and takes the same share of the cores from all jobs. Each round runs every
-job once, in turn; one more round goes first and is not counted. Rates are those of the transfer alone,
-without the start of the interpreter. CPU seconds are those of the whole client process, with its start. With
-`--delay-ms`, a proxy adds this delay to every request; then only the jobs of `offload` run, with several
-numbers of transfers at once.
+job once, in turn; one more round goes first and is not counted. Rates and CPU seconds are those of the
+transfer alone, without the start of the interpreter; peak memory is that of the process. With `--delay-ms`, a
+proxy adds this delay to every request; then only the jobs of `offload` run, with several numbers of transfers
+at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Any
 import stream
 from servers.catalogue import server
 from servers.proxy import delayed
+from stopwatch import Stopwatch
 from throughput import _processor
 
 HERE = Path(__file__).resolve().parent
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A command that reads its task from stdin and prints the seconds that its transfer took."""
+    """A command that reads its task from stdin and prints the times of its transfer."""
 
     name: str
     verb: str
@@ -86,26 +86,26 @@ def main() -> None:
         _measure(Path(folder), running, arguments)
 
 
-async def _sync(task: dict[str, Any]) -> float:
-    """Sync as `offload sync` does. Return the seconds."""
+async def _sync(task: dict[str, Any]) -> str:
+    """Sync as `offload sync` does. Return the times."""
     from offload import Plugins, TierOptions, open_source, open_tier, sync
 
     plugins = Plugins.find()
-    begin = time.perf_counter()
+    watch = Stopwatch()
     how = TierOptions(uploads_max=task["at_once"])
     async with open_tier(task["url"], plugins=plugins, storage_options=task["options"], options=how) as tier:
         async for report in sync(open_source(task["source"], plugins=plugins), tier):
             if report.error:
                 raise report.error
-    return time.perf_counter() - begin
+    return watch.read()
 
 
-async def _read(task: dict[str, Any]) -> float:
-    """Read every chunk of the stream with all checks, and drop it. Return the seconds."""
+async def _read(task: dict[str, Any]) -> str:
+    """Read every chunk of the stream with all checks, and drop it. Return the times."""
     from offload import Plugins, StreamReader, open_tier
 
     async with open_tier(task["url"], plugins=Plugins.find(), storage_options=task["options"]) as tier:
-        begin = time.perf_counter()
+        watch = Stopwatch()
         reader = await StreamReader.open(tier, "stream", in_flight=task["at_once"])
         windows = reader.windows(0)
         size_bytes = 0
@@ -113,7 +113,7 @@ async def _read(task: dict[str, Any]) -> float:
             size_bytes += len(window.data)
         await windows.aclose()
         assert size_bytes == reader.manifest.entries["data_size_bytes"].sum()
-        return time.perf_counter() - begin
+        return watch.read()
 
 
 def _measure(folder: Path, running: Any, arguments: argparse.Namespace) -> None:
@@ -215,8 +215,8 @@ def _timed(job: Job) -> Run:
         if process.returncode:
             raise SystemExit(f"{job.name} ended with {process.returncode}")
         output.seek(0)
-        seconds = float(output.read())
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+        seconds, cpu_seconds = json.load(output)
+    return Run(seconds, cpu_seconds, usage.ru_maxrss / 1024)
 
 
 def _report(

@@ -3,8 +3,8 @@
     python benchmarks/raw_clients.py CLIENT put|get AT_ONCE < job.json
 
 The job has `endpoint`, `bucket`, `key`, `secret` and `objects` (a file and a key each). Nothing is checked
-except by the client itself, and bytes that are read are dropped. The program prints the seconds of the
-transfer alone, without the start of the interpreter.
+except by the client itself, and bytes that are read are dropped. The program prints the seconds and the CPU
+seconds of the transfer alone, without the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from stopwatch import Stopwatch
 
 Job = dict[str, Any]
 REGION = "us-east-1"
@@ -40,7 +41,7 @@ def boto3_client(job: Job, at_once: int) -> Any:
     )
 
 
-def by_boto3(job: Job, verb: str, at_once: int) -> float:
+def by_boto3(job: Job, verb: str, at_once: int) -> str:
     """Move the objects in threads, one request for each; a read uses a buffer of 1 MiB."""
     client = boto3_client(job, at_once)
 
@@ -53,13 +54,13 @@ def by_boto3(job: Job, verb: str, at_once: int) -> float:
         while body.read(2**20):
             pass
 
-    begin = time.perf_counter()
+    watch = Stopwatch()
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(put if verb == "put" else get, job["objects"]))
-    return time.perf_counter() - begin
+    return watch.read()
 
 
-def by_obstore(job: Job, verb: str, at_once: int) -> float:
+def by_obstore(job: Job, verb: str, at_once: int) -> str:
     """Move the objects by obstore's asynchronous calls, one request for each."""
     import obstore
     from obstore.store import S3Store
@@ -82,21 +83,21 @@ def by_obstore(job: Job, verb: str, at_once: int) -> float:
         async for _ in (await obstore.get_async(store, key)).stream(2**20):
             pass
 
-    async def main() -> float:
+    async def main() -> str:
         turns = asyncio.Semaphore(at_once)
 
         async def one(path: str, key: str) -> None:
             async with turns:
                 await (put if verb == "put" else get)(path, key)
 
-        begin = time.perf_counter()
+        watch = Stopwatch()
         await asyncio.gather(*(one(path, key) for path, key in job["objects"]))
-        return time.perf_counter() - begin
+        return watch.read()
 
     return asyncio.run(main())
 
 
-def by_curl(job: Job, verb: str, at_once: int) -> float:
+def by_curl(job: Job, verb: str, at_once: int) -> str:
     """Move the objects by one curl process, in parallel, with URLs that are signed before the start."""
     client = boto3_client(job, 1)
     lines = []
@@ -109,12 +110,12 @@ def by_curl(job: Job, verb: str, at_once: int) -> float:
         config.write("\n".join(lines))
         config.flush()
         argv = ["curl", "-sSf", "--parallel", "--parallel-immediate", "--parallel-max", str(at_once)]
-        begin = time.perf_counter()
+        watch = Stopwatch()
         subprocess.run([*argv, "--config", config.name], check=True)
-        return time.perf_counter() - begin
+        return watch.read()
 
 
-CLIENTS: dict[str, Callable[[Job, str, int], float]] = {
+CLIENTS: dict[str, Callable[[Job, str, int], str]] = {
     "boto3": by_boto3,
     "obstore": by_obstore,
     "curl": by_curl,
