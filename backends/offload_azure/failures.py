@@ -15,14 +15,13 @@ The second row is sound because the client sends each request once (`transport`)
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
 from offload_cloud.pauses import pause_of
-from offload_cloud.tls import hung_up
+from offload_cloud.tls import hung_up, refusal_of
 
 from offload.errors import (
     AlreadyExists,
@@ -297,17 +296,4 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
 
 def _of_tls(exc: aiohttp.ClientSSLError) -> str:
     failure = getattr(exc, "certificate_error", None) or exc.os_error
-    text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
-    match failure:
-        case ssl.SSLCertVerificationError(verify_code=10):
-            return f"the TLS certificate of {exc.host} has expired; its owner must renew it"
-        case ssl.SSLCertVerificationError(verify_code=9):
-            return f"the TLS certificate of {exc.host} is not valid yet; check this machine's clock"
-        case ssl.SSLCertVerificationError(verify_code=62 | 64):
-            return f"the TLS certificate of {exc.host} is for another name; check `account_host`"
-        case ssl.SSLCertVerificationError():
-            return (
-                f"the TLS certificate of {exc.host} is not trusted ({text}); name the file of its authority "
-                "by `verify`"
-            )
-    return f"{exc.host} speaks no TLS that we understand ({text}); is it http:// in `endpoint_url`?"
+    return refusal_of(failure, exc.host, if_misnamed="check `account_host`")

@@ -15,8 +15,13 @@ def hung_up(exc: object) -> bool:
     return isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError | ssl.SSLZeroReturnError)
 
 
-def refusal_of(failure: BaseException | None, place: str) -> str:
-    """Return what is wrong after a handshake that either side refused, and what to change."""
+def refusal_of(
+    failure: BaseException | None, place: str, *, if_misnamed: str = "use that in `endpoint_url`"
+) -> str:
+    """Return what is wrong after a handshake that either side refused, and what to change.
+
+    `if_misnamed` says what to change if the certificate is for another name.
+    """
     text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
     match failure:
         case ssl.SSLCertVerificationError(verify_code=10):
@@ -24,7 +29,7 @@ def refusal_of(failure: BaseException | None, place: str) -> str:
         case ssl.SSLCertVerificationError(verify_code=9):
             return f"the TLS certificate of {place} is not valid yet; check this machine's clock"
         case ssl.SSLCertVerificationError(verify_code=62 | 64):
-            return f"the TLS certificate of {place} is for another name; use that in `endpoint_url`"
+            return f"the TLS certificate of {place} is for another name; {if_misnamed}"
         case ssl.SSLCertVerificationError():
             return (
                 f"the TLS certificate of {place} is not trusted ({text}); "
