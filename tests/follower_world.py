@@ -13,11 +13,25 @@ from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import Event
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
 from offload.streams.follower import Follower
 
 LAG: Final = 10.0
 RULES: Final = FollowRules(max_lag_seconds=LAG, hold_back_seconds=1.0)
+
+
+LEADING = FollowStatus(
+    stream="orders",
+    state=FollowState.LEADING,
+    error=None,
+    source_next_offset=10,
+    committed_offset=4,
+    dispatched_offset=8,
+    lag_records=6,
+    lag_seconds=2.5,
+    alarm_seconds=15.0,
+)
+"""The status of a follower that leads, and lags."""
 
 
 @dataclass

@@ -109,16 +109,21 @@ def test_streams_are_found_and_forgotten_while_it_runs() -> None:
             return await ends(store) == {"late": 10}
 
         await until(copied)
-        source.held = []
-
-        async def forgotten() -> bool:
-            return not following.statuses
-
-        await until(forgotten)
+        await forgotten(source, following)
         stopping.set()
         await running
 
     asyncio.run(scenario())
+
+
+async def forgotten(source: GrowingSource, following: Dispatcher) -> None:
+    """Delete all streams of the source, and wait until nothing follows them."""
+    source.held = []
+
+    async def is_idle() -> bool:
+        return not following.statuses
+
+    await until(is_idle)
 
 
 def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,12 +144,7 @@ def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pyte
             return lags == {"copied": 0, "seen": 10}
 
         await until(copied)
-        source.held = []
-
-        async def forgotten() -> bool:
-            return not following.statuses
-
-        await until(forgotten)
+        await forgotten(source, following)
         stopping.set()
         await running
 

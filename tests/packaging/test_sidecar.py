@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from follower_world import LEADING
 
 from offload.contracts.events import DamageFound, UpkeepFinished
 from offload.errors import Absent, TryAgain
@@ -28,7 +29,6 @@ from offload.service.config_file import load_config
 from offload.service.disk import DiskWatch
 from offload.service.metrics import ServiceMetrics
 from offload.service.notify import BEAT_SECONDS_MAX
-from offload.streams.follower import FollowState, FollowStatus
 
 ROOT = Path(__file__).parents[2]
 SIDECAR = ROOT / "examples" / "sidecar"
@@ -69,17 +69,6 @@ def queries() -> list[str]:
 
 def labels_by_series() -> dict[str, set[str]]:
     """Return the names that `/metrics` can show, each with its labels."""
-    status = FollowStatus(
-        stream="orders",
-        state=FollowState.LEADING,
-        error=None,
-        source_next_offset=10,
-        committed_offset=4,
-        dispatched_offset=8,
-        lag_records=6,
-        lag_seconds=2.5,
-        alarm_seconds=15.0,
-    )
     disk = DiskWatch(folder=Path("/data"), free_size_bytes=1, size_bytes=2)
 
     class Asked:
@@ -89,7 +78,7 @@ def labels_by_series() -> dict[str, set[str]]:
         broker = type("Broker", (), {"error": None})
 
     metrics = ServiceMetrics(
-        lambda: [status, replace(status, stream="b", error=TryAgain("no answer"))],
+        lambda: [LEADING, replace(LEADING, stream="b", error=TryAgain("no answer"))],
         asked=[Asked()],  # type: ignore[list-item]
         disks=[disk],
     )

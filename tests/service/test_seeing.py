@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from follower_world import LEADING
 from growing_source import GrowingSource, GrowingStream
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,18 +28,6 @@ from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
 from offload.streams.writer import StreamWriter
-
-LEADING = FollowStatus(
-    stream="orders",
-    state=FollowState.LEADING,
-    error=None,
-    source_next_offset=10,
-    committed_offset=4,
-    dispatched_offset=8,
-    lag_records=6,
-    lag_seconds=2.5,
-    alarm_seconds=15.0,
-)
 
 BEHIND = {"state": FollowState.STANDBY, "committed_offset": 11, "lag_seconds": 15.5}
 """A standby whose source ends before the tier."""
