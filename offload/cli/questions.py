@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What is known of a source, its tier and its process."""
+    """The facts about a source, its tier and its process that the answers come from."""
 
     arguments: Sequence[str]
     """CONFIG, or SOURCE and TIER, as they were given on the command line."""

@@ -67,7 +67,7 @@ class KeySearch:
     """The key, if a key service was asked."""
 
     refusal: Denied | None = None
-    """What the key service said of the first object, if it refused every one that is sound."""
+    """The refusal of the first object by the key service, if it refused every one that is sound."""
 
     tried: Mapping[str, str]
     """The reason against each other object that was tried, by its name."""

@@ -110,7 +110,7 @@ class StoreReadClauses(StoreClauses):
         run(scenario())
 
     def test_bytes_that_were_read_never_change(self, run: Run, store: ObjectStore) -> None:
-        """What was read stays as it is while it is kept, however much is read after it."""
+        """The bytes of a read stay the same while a caller keeps them, also if more is read meanwhile."""
         bodies = {f"kept.{number}": bytes([number]) * PIECE_SIZE_BYTES for number in range(3)}
 
         async def scenario() -> None:

@@ -1,6 +1,6 @@
 """The findings of a verify, as `offload verify` and Spark's job print them, and the exit code that they give.
 
-Invariant: an object that cannot be checked is told apart from damage, in words and by the exit code. A newer
+Invariant: an object that cannot be checked is not called damage, and has another exit code. A newer
 program wrote it, or it is a key that the key service refuses.
 """
 
