@@ -58,15 +58,14 @@ class BufferPool:
 
         The bytes are those of an earlier use. Give consumers a view `toreadonly()`.
         """
+        # In steps, so that reads of about the same size use the same memory.
+        wanted = -(-size_bytes // _STEP_SIZE_BYTES) * _STEP_SIZE_BYTES
         with self._lock:
             self._sort_in()
-            fitting = [
-                number for number, each in enumerate(self._free) if size_bytes <= each.size <= 2 * size_bytes
-            ]
+            fitting = [number for number, each in enumerate(self._free) if wanted <= each.size <= 2 * wanted]
             memory = self._free.pop(fitting[-1]) if fitting else None
         if memory is None:
-            steps = -(-size_bytes // _STEP_SIZE_BYTES)
-            memory = np.empty(steps * _STEP_SIZE_BYTES, np.uint8)
+            memory = np.empty(wanted, np.uint8)
         # A view of its own for each use. All memoryviews below refer to it, so its end is the end of the use.
         lease = memory.view()
         number, returned, leases = id(lease), self._returned, self._leases

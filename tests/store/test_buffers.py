@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from offload.store.buffers import BufferPool
+from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
 
 MIB = 2**20
 
@@ -55,14 +56,15 @@ class Consumers(RuleBasedStateMachine):
 TestConsumers = Consumers.TestCase
 
 
-def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
+@pytest.mark.parametrize("size_bytes", [POOLED_SIZE_BYTES_MIN, MIB, 3 * MIB - 1])
+def test_memory_is_used_again_when_its_last_view_is_gone(size_bytes: int) -> None:
     pool = BufferPool()
-    first = pool.take(MIB)
+    first = pool.take(size_bytes)
     address = np.frombuffer(first, np.uint8).ctypes.data
     part = first[5:9]
     del first
-    second = pool.take(MIB)
+    second = pool.take(size_bytes)
     assert np.frombuffer(second, np.uint8).ctypes.data != address, "a part is still held"
     del part
-    third = pool.take(MIB - 7)
+    third = pool.take(size_bytes - 7)
     assert np.frombuffer(third, np.uint8).ctypes.data == address
