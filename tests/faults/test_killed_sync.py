@@ -26,7 +26,7 @@ from servers.proxy import Proxy, Request, proxied
 KILLS = 20 if CAMPAIGN else 2
 EXPLAINED = re.compile(
     "its attempt runs: an upload is under way|trimmed, replaced by a copy"
-    "|left by an interrupted trial"
+    "|of a trial of the store"
     "|nothing was ever committed to this stream"  # killed between its anchor and its first root
 )
 

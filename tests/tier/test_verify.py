@@ -259,7 +259,7 @@ class TestAllIsWell:
         [row] = [row for row in report.unreferenced if row.key == key]
         assert (row.attempt, row.reason) == (
             None,
-            "left by an interrupted trial of the store; nothing reads it, and a sweep removes it",
+            "of a trial of the store that runs or was interrupted; nothing reads it, and a sweep removes it",
         )
 
     def test_a_verify_can_be_limited_to_one_stream(self, objects: Objects) -> None:
