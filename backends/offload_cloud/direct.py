@@ -28,7 +28,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -83,8 +83,7 @@ class Direct:
                 connection.close()
             self._turns.release()
             raise
-        headers = {name.lower(): value for name, value in head.getheaders()}
-        return DirectReply(self, connection, head.status, headers)
+        return DirectReply(self, connection, head.status, joined_headers(head.getheaders()))
 
     async def aclose(self) -> None:
         """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones."""
@@ -176,7 +175,7 @@ class DirectReply:
     def __init__(self, direct: Direct, connection: Connection, status: int, headers: dict[str, str]) -> None:
         self.status: Final = status
         self.headers: Final = headers
-        """The headers, with names in lower case."""
+        """The headers, with names in lower case. Values of a repeated header are joined by commas."""
 
         self._direct = direct
         self._connection: Connection | None = connection
@@ -215,6 +214,14 @@ class DirectReply:
         if self._connection is None:
             raise ValueError("the reply is closed")
         return self._connection
+
+
+def joined_headers(found: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by their names in lower case. GCS sends one header for each checksum of an object."""
+    values: dict[str, list[str]] = {}
+    for name, value in found:
+        values.setdefault(name.lower(), []).append(value)
+    return {name: ", ".join(several) for name, several in values.items()}
 
 
 def _given_up(connection: Connection, done: asyncio.Future[None]) -> None:

@@ -51,6 +51,9 @@ REASONS: Final = (
 PLAIN_CODINGS: Final = {"", "identity", "aws-chunked"}
 """Values of `Content-Encoding` of a body that is the object's bytes. S3 keeps the last one by mistake."""
 
+STORED_CODING: Final = "X-Goog-Stored-Content-Encoding"
+"""GCS names in it the coding in which an object is stored. A body in that coding is the object's bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
@@ -170,8 +173,9 @@ class Connection:
             size_bytes_max = UNSIZED_BYTES_MAX
         elif size_bytes is None and not self._reply.chunked:
             raise self._failed(Cause.ENDLESS)
-        coding = (self._reply.headers.get("Content-Encoding") or "").strip().lower()
-        if coding not in PLAIN_CODINGS:
+        codings = (self._reply.headers.get(name) or "" for name in ("Content-Encoding", STORED_CODING))
+        coding, stored = (each.strip().lower() for each in codings)
+        if coding not in {*PLAIN_CODINGS, stored}:
             raise self._failed(Cause.ENCODED, coding[:40])
         if size_bytes is not None and size_bytes_max is not None and size_bytes > size_bytes_max:
             raise self._failed(Cause.LONG, f"{size_bytes} instead of at most {size_bytes_max} bytes")

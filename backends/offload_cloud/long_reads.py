@@ -27,11 +27,15 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from offload.contracts.store import Buffer, Span
+from offload.errors import TryAgain
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
+from offload_cloud.ranges import WHOLE, answered
 
-__all__ = ["LongReads", "OpenReply", "RangeReply"]
+__all__ = ["KEPT_REPLIES_MAX", "LongReads", "OpenReply", "RangeReply", "range_reply"]
 
 IDLE_SECONDS: Final = 5.0
+KEPT_REPLIES_MAX: Final = 16
+"""The replies of a store that are open while nobody reads them, by default. Each holds a connection."""
 
 
 class OpenReply(Protocol):
@@ -56,6 +60,29 @@ class RangeReply:
     stop: int
 
 
+def range_reply(
+    body: OpenReply,
+    span: Span,
+    *,
+    status: int,
+    content_range: str | None,
+    size_bytes: int | None,
+    where: str,
+) -> RangeReply:
+    """Return the reply to a request for `span` by its head. `size_bytes` is None if it does not say its size.
+
+    Raises `TryAgain` and closes `body` if it is about other bytes.
+    """
+    if status == WHOLE and size_bytes is not None:
+        return RangeReply(body, 0, size_bytes)
+    try:
+        found = answered(span, content_range=content_range, size_bytes=size_bytes, where=where)
+    except TryAgain:
+        body.close()
+        raise
+    return RangeReply(body, *found)
+
+
 Ask = Callable[[str, Span], Awaitable[RangeReply | None]]
 """Sends a request for a span of a key, and returns its reply, which may end before the span does, because the
 object ends there. None for a span beyond the end."""
@@ -64,7 +91,7 @@ object ends there. None for a span beyond the end."""
 class LongReads:
     """Reads of spans, of which several may share a reply. They belong to one event loop."""
 
-    def __init__(self, ask: Ask, buffers: BufferPool, *, kept_max: int) -> None:
+    def __init__(self, ask: Ask, buffers: BufferPool, *, kept_max: int = KEPT_REPLIES_MAX) -> None:
         self._ask, self._buffers, self._kept_max = ask, buffers, kept_max
         self._runs: dict[str, list[_Run]] = {}
         self._idle: dict[_Run, asyncio.TimerHandle] = {}

@@ -1,10 +1,22 @@
-"""The diagnosis of a failed TLS handshake: a server that is stopping, or a wrong server or URL."""
+"""Contexts of TLS, and the diagnosis of a failed handshake: a server that is stopping, or a wrong URL."""
 
 from __future__ import annotations
 
 import ssl
 
-__all__ = ["hung_up", "refusal_of"]
+__all__ = ["hung_up", "refusal_of", "trusting"]
+
+
+def trusting(verify: bool | str) -> ssl.SSLContext:
+    """Return a context that trusts the system's authorities (True), those of a file, or any server (False).
+
+    Raises `OSError` if the file holds no readable certificates.
+    """
+    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def hung_up(exc: object) -> bool:

@@ -30,9 +30,9 @@ from urllib.parse import urlencode
 import s3fs
 from botocore.exceptions import ClientError
 from offload_cloud.bodies import sliced
-from offload_cloud.long_reads import LongReads, RangeReply
+from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.prefixes import begins_a_key
-from offload_cloud.ranges import WHOLE, answered, exactly, range_of
+from offload_cloud.ranges import exactly, range_of
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import (
@@ -64,9 +64,6 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 DELETE_BATCH_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
-KEPT_REPLIES_MAX: Final = 16
-"""The replies that are open while nobody reads them. Each holds a connection."""
-
 NO_S3: Final = "the reply has no ETag, so it is not from an S3 server; check `endpoint_url` and `proxy`"
 """A web server may answer 200 to any request, a PUT too."""
 
@@ -83,7 +80,7 @@ class S3Store(ObjectStore):
         self._files: s3fs.S3FileSystem | None = None
         self._data_files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
-        self._long_reads = LongReads(self._range_reply, BufferPool(), kept_max=KEPT_REPLIES_MAX)
+        self._long_reads = LongReads(self._range_reply, BufferPool())
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -356,19 +353,17 @@ class S3Store(ObjectStore):
                 return None
             raise
         body = reply_of(reply["Body"])
-        try:
-            if not reply.get("ETag"):
-                raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
-            size_bytes, where = reply.get("ContentLength"), f"{self.url}: {key!r}"
-            if reply["ResponseMetadata"]["HTTPStatusCode"] == WHOLE and size_bytes is not None:
-                return RangeReply(body, 0, size_bytes)
-            found = answered(
-                span, content_range=reply.get("ContentRange"), size_bytes=size_bytes, where=where
-            )
-        except BaseException:
+        if not reply.get("ETag"):
             body.close()
-            raise
-        return RangeReply(body, *found)
+            raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
+        return range_reply(
+            body,
+            span,
+            status=reply["ResponseMetadata"]["HTTPStatusCode"],
+            content_range=reply.get("ContentRange"),
+            size_bytes=reply.get("ContentLength"),
+            where=f"{self.url}: {key!r}",
+        )
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.data_client()
