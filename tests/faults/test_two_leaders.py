@@ -175,7 +175,9 @@ def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list
     for (_, end), (begin, _) in pairwise(committed):
         assert end <= begin, "two were told that they committed the same offset"
     # A server that is slow enough makes the first doubt its commit before it learns of the second's claim.
-    assert any(each["Fenced"] or each["OutcomeUnknown"] for each in errors), "the second claimed after the first"
+    assert any(each["Fenced"] or each["OutcomeUnknown"] for each in errors), (
+        "the second claimed after the first"
+    )
 
 
 @everywhere

@@ -262,7 +262,9 @@ async def explain_strange(key: str, report: VerifyReport) -> None:
     """Report an object that is not of this format."""
     reason = "not an object of this format; no command touches it"
     if key.startswith(TIER_PREFIX):
-        reason = "of a trial of the store that runs or was interrupted; nothing reads it, and a sweep removes it"
+        reason = (
+            "of a trial of the store that runs or was interrupted; nothing reads it, and a sweep removes it"
+        )
     explain(report, key, reason=reason)
 
 
