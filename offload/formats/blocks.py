@@ -152,7 +152,7 @@ class Blocks:
         origin, view = int(self.positions[numbers.start]), memoryview(raw)
         for number, (start, stop) in zip(numbers, self._borders(numbers), strict=True):
             expected = int(self.records["checksum"][number])
-            found = crc32c(bytes(view[start - origin : stop - origin]))
+            found = crc32c(view[start - origin : stop - origin])
             if found != expected:
                 damage = Corrupt("checksum of a block", where, expected=expected, found=found)
                 raise self.in_block(damage, number)

@@ -1,8 +1,8 @@
-"""The two checksums of the format, computed by the fastest well-maintained libraries that we found.
+"""The two checksums of the format, by libraries that take any buffer and release the GIL.
 
 osiris protects a chunk's data with CRC-32 (IEEE 802.3, as in zlib), and our index protects each whole stored
 chunk with it. Object stores protect objects with CRC-32C (Castagnoli, RFC 3720), and we protect all other
-parts of ours with it. Both functions release the GIL on long input.
+parts of ours with it. docs/dependencies.md compares the libraries.
 
 Roots, groups, sightings and trailers end with the CRC-32C of everything before it. Every later version of
 them keeps the magic, the place of the version, and this ending. So a program can distinguish damage from a
@@ -11,7 +11,7 @@ newer version, even if it knows nothing else of that version.
 
 from __future__ import annotations
 
-import google_crc32c
+from fastcrc.crc32 import iscsi
 from isal import isal_zlib
 
 from offload.errors import Corrupt, UnsupportedFormat
@@ -24,12 +24,9 @@ def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     return isal_zlib.crc32(data, before)
 
 
-def crc32c(data: bytes, before: int = 0) -> int:
-    """Return the CRC-32C of `data`, continued from the checksum of the bytes before it.
-
-    `data` must be `bytes`: the library takes no buffer that could change meanwhile.
-    """
-    return int(google_crc32c.extend(before, data))
+def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """Return the CRC-32C of `data`, continued from the checksum of the bytes before it."""
+    return iscsi(data, before)
 
 
 def check_sealed(what: str, raw: bytes, *, version: int, known: int, where: str, position: int = 0) -> None:
@@ -40,7 +37,7 @@ def check_sealed(what: str, raw: bytes, *, version: int, known: int, where: str,
     not match, for the damage may be anywhere in `raw`; and `UnsupportedFormat` for a sound object of another
     version.
     """
-    checksum, stored = crc32c(bytes(raw[:-4])), int.from_bytes(raw[-4:], "big")
+    checksum, stored = crc32c(memoryview(raw)[:-4]), int.from_bytes(raw[-4:], "big")
     if checksum != stored:
         raise Corrupt(f"{what} checksum", where, expected=stored, found=checksum, position=position)
     check_version(what, version, known, where)

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import google.auth
 import google.auth.exceptions
 import google.cloud.kms_v1 as kms_v1  # this form names a missing package
-import google_crc32c
 import grpc
 from google.api_core import exceptions as sdk
 from google.api_core.client_options import ClientOptions
@@ -31,6 +30,7 @@ from google.cloud.kms_v1.services.key_management_service.transports import (
 
 from offload.env import Env
 from offload.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
+from offload.formats.checksums import crc32c
 from offload_keys.binding import bound
 from offload_keys.remote import (
     DEADLINE_SECONDS,
@@ -104,12 +104,12 @@ class GoogleKeys(RemoteKeys):
         await transport.close()
 
     async def _wrap(self, label: str, key: bytes, context: Mapping[str, str]) -> bytes:
-        request = {"plaintext": key, "plaintext_crc32c": _crc(key)} | self._bound(label, context)
+        request = {"plaintext": key, "plaintext_crc32c": crc32c(key)} | self._bound(label, context)
         reply = await self._call("cryptoKeyVersions.useToEncrypt", label, "encrypt", request, _encrypted)
         return bytes(reply.ciphertext)
 
     async def _unwrap(self, label: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
-        request = {"ciphertext": wrapped, "ciphertext_crc32c": _crc(wrapped)} | self._bound(label, context)
+        request = {"ciphertext": wrapped, "ciphertext_crc32c": crc32c(wrapped)} | self._bound(label, context)
         reply = await self._call("cryptoKeyVersions.useToDecrypt", label, "decrypt", request, _decrypted)
         return bytes(reply.plaintext)
 
@@ -161,7 +161,7 @@ class GoogleKeys(RemoteKeys):
         return {
             "name": self._name(label),
             "additional_authenticated_data": data,
-            "additional_authenticated_data_crc32c": _crc(data),
+            "additional_authenticated_data_crc32c": crc32c(data),
         }
 
     def _name(self, label: str) -> str:
@@ -181,14 +181,10 @@ def _encrypted(reply: Any, request: Mapping[str, Any]) -> bool:
         reply.verified_plaintext_crc32c
         and reply.verified_additional_authenticated_data_crc32c
         and reply.name.startswith(f"{request['name']}/cryptoKeyVersions/")
-        and reply.ciphertext_crc32c == _crc(reply.ciphertext)
+        and reply.ciphertext_crc32c == crc32c(reply.ciphertext)
     )
 
 
 def _decrypted(reply: Any, request: Mapping[str, Any]) -> bool:
     # The service checks the CRCs of a request to decrypt by itself, and refuses the request.
-    return bool(reply.plaintext_crc32c == _crc(reply.plaintext))
-
-
-def _crc(raw: bytes) -> int:
-    return int(google_crc32c.value(raw))
+    return bool(reply.plaintext_crc32c == crc32c(reply.plaintext))
