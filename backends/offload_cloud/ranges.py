@@ -14,10 +14,11 @@ from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
 from offload.store.spans import clip
 
-__all__ = ["WHOLE", "answered", "asked_for", "exactly", "range_of"]
+__all__ = ["PART", "WHOLE", "answered", "asked_for", "exactly", "range_of", "size_asked_for"]
 
 
 WHOLE, PART = 200, 206
+_ASKED: Final = re.compile(r"bytes=(\d*)-(\d+)")
 _ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")
 """The header `Content-Range` of a reply. MinIO writes `0--1/0` for the end of an empty object."""
 
@@ -31,6 +32,15 @@ def range_of(span: Span | Suffix | None) -> str | None:
             return f"bytes=-{length}"
         case _:
             return None
+
+
+def size_asked_for(header: str) -> int | None:
+    """Return the most bytes that a header of `range_of` asks for; None if there is no header."""
+    found = _ASKED.fullmatch(header)
+    if found is None:
+        return None
+    first, last = found.groups()
+    return int(last) - int(first) + 1 if first else int(last)
 
 
 def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:

@@ -19,7 +19,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import isfile
 from typing import Any, Final
@@ -29,8 +29,9 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from google.auth.exceptions import GoogleAuthError, RefreshError
 from google.oauth2.credentials import Credentials
-from offload_cloud.bodies import SlicedBody, watched
+from offload_cloud.bodies import sliced, watched
 from offload_cloud.options import shown
+from offload_cloud.tls import trusting
 from yarl import URL
 
 from offload.errors import Misuse
@@ -61,13 +62,20 @@ class Reply:
     data: bytes
 
 
+def is_success(status: int, *, may_resume: bool) -> bool:
+    """Return True if a reply of this status is no refusal."""
+    return 200 <= status < 300 or (may_resume and status == RESUME)
+
+
 class GcsClient:
     """The client of one store. It opens its session at the first request, on the running event loop."""
 
     def __init__(self, options: GcsOptions) -> None:
         self.endpoint: Final = options.endpoint
         self._options = options
-        self._proxy = _proxy_of(options)
+        self.proxy: Final = _proxy_of(options)
+        """The proxy's URL, which may hold a login."""
+
         self._files: GCSFileSystem | None = None
         self._opening = asyncio.Lock()
 
@@ -77,32 +85,37 @@ class GcsClient:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        data: bytes | SlicedBody | None = None,
+        body: Sequence[bytes] = (),
         may_resume: bool = False,
     ) -> Reply:
-        """Send one request, and read its reply. `url` must be quoted already.
+        """Send one request, and read its reply. `url` must be quoted already. `body` has windows of any size.
 
         `may_resume`: `RESUME` counts as success. For other requests it is a redirect, which is not followed.
         Raises `Refused` for an error reply, and the errors of `failures.FAILURES`.
         """
-        files = await self._opened()
-        sent = {"User-Agent": "ledger-offload", "Accept-Encoding": "identity", **(headers or {})}
-        if url.startswith(f"{self.endpoint}/") and files.credentials.credentials is not None:
-            await asyncio.to_thread(_authorize, files, sent)  # may renew them, and blocks meanwhile
-        session: aiohttp.ClientSession = await files._set_session()
+        sent = await self.headers_for(url, headers or {})
+        session: aiohttp.ClientSession = await (await self._opened())._set_session()
         async with session.request(
             method,
             URL(url, encoded=True),
             headers=sent,
-            data=watched(data, self._options.read_timeout_seconds),
-            proxy=self._proxy,
+            data=watched(sliced(body), self._options.read_timeout_seconds) if body else None,
+            proxy=self.proxy,
             allow_redirects=False,
         ) as reply:
-            body = await reply.read()
-        if 200 <= reply.status < 300 or (may_resume and reply.status == RESUME):
-            joined = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
-            return Reply(reply.status, joined, body)
-        raise Refused(reply.status, body, retry_after=reply.headers.get("Retry-After", ""))
+            data = await reply.read()
+        if not is_success(reply.status, may_resume=may_resume):
+            raise Refused(reply.status, data, retry_after=reply.headers.get("Retry-After", ""))
+        joined = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
+        return Reply(reply.status, joined, data)
+
+    async def headers_for(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of a request, with the credentials if it goes to the endpoint."""
+        files = await self._opened()
+        sent = {"User-Agent": "ledger-offload", "Accept-Encoding": "identity", **headers}
+        if url.startswith(f"{self.endpoint}/") and files.credentials.credentials is not None:
+            await asyncio.to_thread(_authorize, files, sent)  # may renew them, and blocks meanwhile
+        return sent
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a later request opens new ones."""
@@ -195,9 +208,9 @@ def _authorize(files: GCSFileSystem, sent: dict[str, str]) -> None:
 
 
 def _trusted(verify: bool | str) -> ssl.SSLContext | bool:
-    """Return the authorities to trust: the system's (True), those of a file, or any certificate (False)."""
+    """Return the context of a file of authorities. aiohttp has its own for the system's and for any."""
     try:
-        return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
+        return trusting(verify) if isinstance(verify, str) else verify
     except OSError as exc:
         raise Misuse(f"gcs: option 'verify': {verify!r} holds no readable certificates") from exc
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import aiohttp
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
+from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up
 
@@ -86,6 +87,7 @@ _MENDS: Final = {
 
 FULL: Final = {"quotaExceeded", "storageQuotaExceeded", "insufficientStorage", "dailyLimitExceeded"}
 THROTTLED: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
+BEYOND_THE_END: Final = 416
 LOST: Final = {408, 500, 502, 503, 504}
 """Statuses of a service that gave up in the middle. A mutation may or may not have been applied."""
 
@@ -106,8 +108,16 @@ class Refused(Exception):
         super().__init__(" ".join(filter(None, (str(status), self.reason, self.message))))
 
 
-FAILURES: Final = (Refused, Unusable, GoogleAuthError, aiohttp.ClientError, TimeoutError, OSError)
-"""Every type that the client raises: error replies, errors of credentials and of the HTTP library."""
+FAILURES: Final = (
+    Refused,
+    Unusable,
+    GoogleAuthError,
+    ExchangeError,
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+)
+"""Every type that the clients raise: error replies, errors of credentials, of the transport, of aiohttp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +151,8 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
         # mutation.
         case GoogleAuthError() | Unusable():
             return _of_credentials(exc, said)
+        case ExchangeError():
+            return meaning_of(exc, said, lost)
         # The errors of TLS are errors of connecting by type, so they come before that case. A server that
         # hangs up in the handshake may only be stopping: it is left to that case, and tried again.
         case aiohttp.ClientConnectorCertificateError():
@@ -161,7 +173,8 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
         # The last of the errors of connecting. The request was not sent, so nothing is in doubt.
         # `ConnectionTimeoutError` is a `TimeoutError` too: the next case would call its outcome unknown.
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-            return TryAgain(f"{said}: cannot connect: {without_secrets(exc)}")
+            reason = without_secrets(exc)
+            return TryAgain(f"{said}: cannot connect: {reason}; check `endpoint_url` and `proxy`")
         case TimeoutError():
             return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`")
     return lost(f"{said}: {type(exc).__name__}: {without_secrets(exc)}")

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from os.path import isfile
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
@@ -61,6 +61,9 @@ class GcsOptions(StoreOptions):
     """The options of the GCS backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "gcs"
+
+    client: Literal["direct", "fsspec"] = "direct"
+    """The client that moves fragments: our own sockets (`direct`), or that of fsspec."""
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than Google's: an emulator, or an endpoint in a private network."""

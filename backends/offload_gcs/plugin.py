@@ -8,6 +8,7 @@ from typing import Final
 from offload.contracts.plugin import Backend, hookimpl
 
 OPTIONS: Final = (
+    "client",
     "endpoint_url",
     "project",
     "anonymous",

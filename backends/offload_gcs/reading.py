@@ -1,4 +1,4 @@
-"""The reply to a GET, checked: the bytes that were asked for, whole and as they were stored.
+"""The reply to a GET, checked: the bytes that were asked for, whole and in the coding of the stored object.
 
 The service keeps a CRC-32C of every object, of composed ones too, and sends it with each reply. It covers
 the whole object as stored. So it is compared only if the whole object was asked for, and was not decoded on
@@ -22,6 +22,9 @@ AS_STORED: Final = {"", "identity"}
 
 def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
     """Return the bytes of `span` from a reply. Raises `TryAgain` if it is short, damaged or another's."""
+    coding = reply.headers.get("content-encoding", "").lower()
+    if coding not in {*AS_STORED, stored_coding(reply)}:  # perhaps by a proxy
+        raise TryAgain(f"{where}: the reply is encoded as {coding[:40]}, which nobody asked for")
     if span is None:
         _make_sure_it_is_whole(reply, where)
     content_range = reply.headers.get("content-range")
@@ -45,8 +48,13 @@ def stored_checksum(reply: Reply) -> str | None:
     return named.get("crc32c")
 
 
+def stored_coding(reply: Reply) -> str:
+    """Return the coding in which the object is stored, as an uploader named it; "" if the reply has none."""
+    return reply.headers.get("x-goog-stored-content-encoding", "").lower()
+
+
 def _make_sure_it_is_whole(reply: Reply, where: str) -> None:
-    if reply.headers.get("x-goog-stored-content-encoding", "") not in AS_STORED:
+    if stored_coding(reply) not in AS_STORED:
         return
     stored = stored_checksum(reply)
     found = written(crc32c(reply.data))

@@ -1,6 +1,7 @@
 """A bucket of Google Cloud Storage, or of a server that speaks its JSON API, as an object store.
 
-One request for each call, over the session that gcsfs opens (`client`). Invariants:
+One request for each call. Fragments and all reads go by the byte transport (`direct`), unless the options
+choose fsspec. All other requests go over the session that gcsfs opens (`client`). Invariants:
 
 - A create is always one upload with `ifGenerationMatch=0`.
 - Every upload names its CRC-32C, and the service refuses bytes that do not match it.
@@ -22,25 +23,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from offload_cloud.bodies import SlicedBody, sliced
+from offload_cloud.long_reads import LongReads, RangeReply
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import Misuse, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
-from offload.store.parts import check_create, whole
+from offload.store.buffers import BufferPool
+from offload.store.parts import check_create, windows_in_memory
 from offload.store.spans import clip
 from offload_gcs.client import GcsClient, Reply
-from offload_gcs.failures import FAILURES, Asked, Refused, explained
+from offload_gcs.direct import DirectClient
+from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
 from offload_gcs.options import GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.upload import put_resumable
@@ -50,9 +54,11 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 
 DELETES_AT_ONCE: Final = 16
 PAGE_ROWS: Final = 1000
-BEYOND_THE_END: Final = 416
 NO_KEY: Final = ("\r", "\n")
 """Characters that the service allows in no name."""
+
+_URL: Final = re.compile(r"[!-~]+")
+"""A URL that needs no quoting. An error about any other URL would show it, and a session's is a secret."""
 
 
 class GcsStore(ObjectStore):
@@ -62,6 +68,9 @@ class GcsStore(ObjectStore):
         self._bucket = bucket
         self._options = options or GcsOptions()
         self._client = GcsClient(self._options)
+        is_direct = self._options.client == "direct"
+        self._direct = DirectClient(self._client, self._options) if is_direct else None
+        self._long_reads = LongReads(self._range_reply, BufferPool())
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"
@@ -98,7 +107,7 @@ class GcsStore(ObjectStore):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # One request sends the checksum before the first byte, so the whole body must be in memory. It
             # has no condition, so that a repeated put replaces the first one.
-            await self._upload(asked, await whole(body), extra=self._fragment)
+            await self._upload(asked, await windows_in_memory(body), extra=self._fragment)
         else:
             await put_resumable(self, asked, body)
 
@@ -113,19 +122,22 @@ class GcsStore(ObjectStore):
             creates=True,
         )
         # Without the options of fragments: a root or an anchor stays in the bucket's own storage class.
-        await self._upload(asked, data, ifGenerationMatch="0")
+        await self._upload(asked, [data], ifGenerationMatch="0")
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
         asked = Asked(
             what=f"read {key!r}", permission="storage.objects.get", key=checked(key), of_object=True
         )
         clip(span, 0)  # raises `Misuse` for a negative span
+        if self._direct is not None and isinstance(span, Span) and span.length:
+            with self._explaining(asked):
+                return await self._long_reads.get(key, span)
         wanted = range_of(span)
         # A whole object is asked for without a range, because only then its checksum can be compared.
         headers = {} if wanted is None else {"Range": wanted}
         try:
-            reply = await self.ask(asked, "GET", self._object(key, alt="media"), headers=headers)
+            reply = await self.ask(asked, "GET", self._content(key), headers=headers, moves_bytes=True)
         except OffloadError as exc:
             if isinstance(exc.__cause__, Refused) and exc.__cause__.status == BEYOND_THE_END:
                 return b""
@@ -203,6 +215,9 @@ class GcsStore(ObjectStore):
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
+        self._long_reads.close()
+        if self._direct is not None:
+            await self._direct.aclose()
         await self._client.aclose()
 
     async def ask(
@@ -212,41 +227,66 @@ class GcsStore(ObjectStore):
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        data: bytes | SlicedBody | None = None,
+        body: Sequence[bytes] = (),
         may_resume: bool = False,
+        moves_bytes: bool = False,
     ) -> Reply:
-        """Send one request, and raise the port's errors for those of the client."""
+        """Send one request, and raise the port's errors for those of the client.
+
+        `moves_bytes`: the request reads an object or stores a fragment, so it goes by the option `client`.
+        """
+        client = self._direct if moves_bytes and self._direct is not None else self._client
+        with self._explaining(asked):
+            return await client.send(method, url, headers=headers, body=body, may_resume=may_resume)
+
+    @contextmanager
+    def _explaining(self, asked: Asked) -> Iterator[None]:
+        """Raise the port's errors for those of the client."""
         try:
-            return await self._client.send(method, url, headers=headers, data=data, may_resume=may_resume)
+            yield
         except FAILURES as exc:
             raise explained(exc, asked, where=self.url) from exc
+
+    async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
+        assert self._direct is not None, "only the byte transport has replies whose bodies are on their way"
+        return await self._direct.read(self._content(key), span, where=f"{self.url}: {key!r}")
 
     async def begin(self, asked: Asked, *, size_bytes: int, checksum: int) -> str:
         """Begin a resumable upload of a fragment. Return the URL of its session, which is a secret."""
         resource = described(asked.key, checksum, self._fragment)
         url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
         headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
-        reply = await self.ask(asked, "POST", url, headers=headers, data=resource)
+        reply = await self.ask(asked, "POST", url, headers=headers, body=[resource])
         session = reply.headers.get("location", "")
         # The URL alone lets its holder write the object, so it must not cross a network unencrypted.
-        if not session.startswith(("https://", f"{self._client.endpoint}/")):
+        is_safe = session.startswith(("https://", f"{self._client.endpoint}/"))
+        if not is_safe or not _URL.fullmatch(session):
             raise OffloadError(f"{self.url}: cannot {asked.what}: the reply names no upload session")
         return session
 
     async def _upload(
-        self, asked: Asked, data: bytes, *, extra: Mapping[str, Any] | None = None, **conditions: str
+        self,
+        asked: Asked,
+        windows: Sequence[bytes],
+        *,
+        extra: Mapping[str, Any] | None = None,
+        **conditions: str,
     ) -> None:
         """Send one request with the object's description and its bytes. Its lines end in CR LF."""
         # The description comes first. It has the CRC-32C, so the service knows it before the bytes.
         # A random boundary, because the bytes of the object must not contain it.
         boundary = uuid4().hex.encode()
-        resource = described(asked.key, crc32c(data), extra or {})
+        checksum = 0
+        for window in windows:
+            checksum = crc32c(window, checksum)
+        resource = described(asked.key, checksum, extra or {})
         head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
         head += b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n" % boundary
         tail = b"\r\n--%b--\r\n" % boundary
         url = self._url("upload/storage/v1", uploadType="multipart", **conditions, **self._encryption)
         headers = {"Content-Type": f"multipart/related; boundary={boundary.decode()}"}
-        await self.ask(asked, "POST", url, headers=headers, data=sliced([head, data, tail]))
+        body = [head, *windows, tail]
+        await self.ask(asked, "POST", url, headers=headers, body=body, moves_bytes=not conditions)
 
     async def _delete(self, key: str) -> None:
         asked = Asked(
@@ -265,6 +305,9 @@ class GcsStore(ObjectStore):
             return json.loads(reply.data)
         except ValueError as exc:
             raise TryAgain(f"{self.url}: cannot {asked.what}: the reply is cut short or not JSON") from exc
+
+    def _content(self, key: str) -> str:
+        return self._object(key, alt="media")
 
     def _object(self, key: str, **query: str) -> str:
         # A slash of the key is quoted too. Otherwise it would begin another part of the path.

@@ -14,8 +14,6 @@ import re
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
-from offload_cloud.bodies import sliced
-
 from offload.contracts.store import Body
 from offload.errors import Misuse, OffloadError, OutcomeUnknown
 from offload.formats.checksums import crc32c
@@ -75,7 +73,9 @@ async def _send(store: GcsStore, asked: Asked, session: str, body: Body) -> None
 
 async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, start: int, total: int) -> Reply:
     headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}"}
-    return await store.ask(asked, "PUT", session, headers=headers, data=sliced([data]), may_resume=True)
+    return await store.ask(
+        asked, "PUT", session, headers=headers, body=[data], may_resume=True, moves_bytes=True
+    )
 
 
 def held_by(reply: Reply) -> int:

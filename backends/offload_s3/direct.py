@@ -10,7 +10,6 @@ CRC-32C in a signed header, which the server compares with the bytes.
 
 from __future__ import annotations
 
-import re
 from io import BytesIO
 from typing import Any, Final
 
@@ -20,15 +19,12 @@ from aiobotocore.session import AioSession
 from offload_cloud.bodies import SlicedBody
 from offload_cloud.direct import Direct, DirectReply
 from offload_cloud.exchange import Request, TimeLimits
+from offload_cloud.ranges import PART, size_asked_for
 
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
 
 __all__ = ["DirectSession", "data_file_system", "reply_of"]
-
-
-PARTIAL: Final = 206
-_RANGE: Final = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 def data_file_system(options: S3Options, session: AioSession) -> s3fs.S3FileSystem:
@@ -71,7 +67,8 @@ class DirectSession(OneRequestSession):
         )
         reply = await self._direct.ask(sent, proxy=self._proxy_config.proxy_url_for(request.url))
         try:
-            reply.check_body(_size_of(sent.headers.get("Range", "")) if reply.status == PARTIAL else None)
+            asked = size_asked_for(sent.headers.get("Range", ""))
+            reply.check_body(asked if reply.status == PART else None)
             response = AioAWSResponse(request.url, reply.status, reply.headers, _Raw(reply))
             if not request.stream_output:
                 await response.content
@@ -124,12 +121,3 @@ def _windows(body: Any) -> list[bytes]:
 
 def _text(value: str | bytes) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else value
-
-
-def _size_of(asked: str) -> int | None:
-    """Return the most bytes that a range asks for; None without a range."""
-    found = _RANGE.fullmatch(asked)
-    if found is None:
-        return None
-    first, last = found.groups()
-    return int(last) - int(first) + 1 if first else int(last)

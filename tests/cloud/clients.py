@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 from cloud.azure import AZURE
-from cloud.gcs import GCS
+from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 
 FAST_S3: Final = S3.given(client="obstore")
@@ -20,6 +20,7 @@ CLIENTS: Final = {
     "s3-obstore": FAST_S3,
     "s3-direct": DIRECT_S3,
     "gcsfs": GCS,
+    "gcs-direct": DIRECT_GCS,
     "adlfs": AZURE,
     "azure-obstore": FAST_AZURE,
 }

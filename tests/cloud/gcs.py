@@ -1,7 +1,8 @@
-"""The GCS client on a server of a test, and a minimal imitation of GCS."""
+"""The GCS clients on a server of a test, and a minimal imitation of GCS."""
 
 from __future__ import annotations
 
+import pytest
 from cloud.calls import DIGITS, Client, part_of
 from offload_gcs import GcsOptions, GcsStore
 from wire import Answer, Heard
@@ -22,5 +23,8 @@ GCS = Client(
     login={"token": TOKEN},
     anonymous={"token": None, "anonymous": True},
     answers=answers,
+    options={"client": "fsspec"},
 )
-of_store, error_of = GCS.of_store, GCS.error_of
+DIRECT_GCS = GCS.given(client="direct")
+EACH_GCS = pytest.mark.parametrize("client", [DIRECT_GCS, GCS], ids=["direct", "fsspec"])
+of_store, error_of = DIRECT_GCS.of_store, DIRECT_GCS.error_of

@@ -26,8 +26,7 @@ class OnServer:
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
-        chosen = {} if self.place.scheme == "gs" else {"client": self.client}
-        self.url, self.options = self.place.url, self.place.options | chosen
+        self.url, self.options = self.place.url, self.place.options | {"client": self.client}
 
     def open_store(self) -> ObjectStore:
         return open_store(self.url, plugins=PLUGINS, storage_options=self.options)

@@ -8,14 +8,16 @@ from typing import Final
 import pytest
 from cloud.calls import Call, Client, get, names, reading
 from cloud.clients import DIRECT_S3, EACH_CLIENT, FAST_S3
-from cloud.gcs import GCS
+from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 from wire import Answer, Heard, wire
 
 from offload import ObjectStore, Span, Suffix, TryAgain
 
 EACH_THAT_CUTS: Final = pytest.mark.parametrize(
-    "client", [S3, FAST_S3, DIRECT_S3, GCS], ids=["s3fs", "s3-obstore", "s3-direct", "gcsfs"]
+    "client",
+    [S3, FAST_S3, DIRECT_S3, GCS, DIRECT_GCS],
+    ids=["s3fs", "s3-obstore", "s3-direct", "gcsfs", "gcs-direct"],
 )
 """The clients that accept a whole object, or an object of unknown size, in reply to a range."""
 

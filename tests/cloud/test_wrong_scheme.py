@@ -19,7 +19,8 @@ CLIENTS = [
     pytest.param("s3://bucket", S3 | {"client": "fsspec"}, id="s3-fsspec"),
     pytest.param("s3://bucket", S3 | {"client": "obstore"}, id="s3-obstore"),
     pytest.param("s3://bucket", S3 | {"client": "direct"}, id="s3-direct"),
-    pytest.param("gs://bucket", {"anonymous": "true"}, id="gcs"),
+    pytest.param("gs://bucket", {"anonymous": "true", "client": "fsspec"}, id="gcs-fsspec"),
+    pytest.param("gs://bucket", {"anonymous": "true", "client": "direct"}, id="gcs-direct"),
     pytest.param("az://container", AZURE | {"client": "fsspec"}, id="azure-fsspec"),
     pytest.param("az://container", AZURE | {"client": "obstore"}, id="azure-obstore"),
 ]

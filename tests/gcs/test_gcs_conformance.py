@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import CAMPAIGN
-from cloud.on_server import OnServer
+from campaign import CAMPAIGN, campaign
+from cloud.on_server import ByDirect, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
 from servers import Running, servers_of
@@ -14,22 +14,35 @@ from servers import Running, servers_of
 from offload import Denied, ObjectStoreOffloader, StreamWriter
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
+FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 
 @SERVERS
-class TestGcsStore(OnServer, StoreConformance):
+class TestGcsStore(ByDirect, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
 
 
 @SERVERS
-class TestGcsOffloader(OnServer, OffloaderConformance):
+class TestGcsOffloader(ByDirect, OffloaderConformance):
     pass
 
 
 @SERVERS
-class TestGcsProtocol(OnServer, ProtocolConformance):
+class TestGcsProtocol(ByDirect, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 2  # likewise; in memory and in folders all are drawn
+
+
+@FSSPEC
+@SERVERS
+class TestGcsStoreByFsspec(OnServer, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+
+
+@FSSPEC
+@SERVERS
+class TestGcsProtocolByFsspec(OnServer, ProtocolConformance):
+    pass
 
 
 @pytest.mark.parametrize("running_server", servers_of("gcs", honours_create=False), indirect=True)

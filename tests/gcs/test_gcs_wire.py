@@ -13,8 +13,8 @@ from email.policy import HTTP
 from typing import Any
 
 import pytest
-from cloud.calls import DIGITS, Call, create, get, names, put, reading
-from cloud.gcs import GCS, KMS_KEY, answers, error_of, of_store
+from cloud.calls import DIGITS, Call, Client, create, get, names, put, reading
+from cloud.gcs import EACH_GCS, GCS, KMS_KEY, answers, error_of, of_store
 from offload_gcs import GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, wire
@@ -24,6 +24,7 @@ from offload.formats.checksums import crc32c
 
 OBJECT = "/storage/v1/b/bucket/o/a%2Fkey"
 UPLOADS = "/upload/storage/v1/b/bucket/o"
+PACKED = gzip.compress(DIGITS)
 
 
 def sent(heard: Heard) -> tuple[dict[str, Any], bytes]:
@@ -128,9 +129,6 @@ def test_the_proxy_of_the_environment_is_used(gcs: Wire, monkeypatch: pytest.Mon
     assert gcs.heard[0].target.startswith("http://gcs.test/")
 
 
-# TLS
-
-
 # Replies
 
 
@@ -146,6 +144,7 @@ def test_a_listing_that_is_no_json_may_be_tried_again() -> None:
         assert type(error_of(server.url, names)) is TryAgain
 
 
+@EACH_GCS
 @pytest.mark.parametrize(
     ("hashes", "believed"),
     [
@@ -156,39 +155,54 @@ def test_a_listing_that_is_no_json_may_be_tried_again() -> None:
         (f"crc32c={written(crc32c(DIGITS + b'!'))},md5=AAAA==", False),
     ],
 )
-def test_a_body_with_another_checksum_is_refused(hashes: str, believed: bool) -> None:
+def test_a_body_with_another_checksum_is_refused(client: Client, hashes: str, believed: bool) -> None:
     with wire(replying(DIGITS, X_Goog_Hash=hashes)) as server:
         if believed:
-            assert of_store(server.url, get) == DIGITS
+            assert client.of_store(server.url, get) == DIGITS
         else:
-            error = error_of(server.url, get)
+            error = client.error_of(server.url, get)
             assert type(error) is TryAgain
             assert "damaged" in str(error)
 
 
-def test_a_second_checksum_header_is_compared() -> None:
+@EACH_GCS
+@pytest.mark.parametrize("hashes", [("crc32c=AAAAAA==", "md5=AAAA=="), ("md5=AAAA==", "crc32c=AAAAAA==")])
+def test_each_of_several_checksum_headers_is_compared(client: Client, hashes: tuple[str, str]) -> None:
     """The service sends `x-goog-hash` twice, once for each checksum."""
 
     def twice(heard: Heard) -> Answer:
-        return Answer(body=DIGITS, headers={"x-goog-hash": "md5=AAAA==", "X-Goog-Hash": "crc32c=AAAAAA=="})
+        return Answer(body=DIGITS, headers={"x-goog-hash": hashes[0], "X-Goog-Hash": hashes[1]})
 
     with wire(twice) as server:
-        assert type(error_of(server.url, get)) is TryAgain
+        assert type(client.error_of(server.url, get)) is TryAgain
 
 
-def test_the_checksum_of_a_decoded_object_is_not_compared() -> None:
+@EACH_GCS
+def test_the_checksum_of_a_decoded_object_is_not_compared(client: Client) -> None:
     """The service decompresses an object that was stored compressed. Its checksum is of the stored bytes."""
     reply = replying(DIGITS, X_Goog_Hash="crc32c=AAAAAA==", X_Goog_Stored_Content_Encoding="gzip")
     with wire(reply) as server:
-        assert of_store(server.url, get) == DIGITS
+        assert client.of_store(server.url, get) == DIGITS
         assert server.heard[0].headers["accept-encoding"] == "identity"
 
 
-def test_a_read_never_decompresses() -> None:
-    """The HTTP library itself would decompress a body with `Content-Encoding: gzip`."""
-    packed = gzip.compress(DIGITS)
-    with wire(replying(packed, Content_Encoding="gzip")) as server:
-        assert of_store(server.url, get) == packed
+@EACH_GCS
+@pytest.mark.parametrize("call", [get, reading(Span(0, len(PACKED))), reading(Suffix(len(PACKED)))])
+def test_an_object_that_is_stored_compressed_is_never_decompressed(client: Client, call: Call) -> None:
+    """Listings have the compressed size. The service sends such bytes if the object has `no-transform`."""
+    coded = {"Content_Encoding": "gzip", "X_Goog_Stored_Content_Encoding": "gzip"}
+    with wire(replying(PACKED, **coded)) as server:
+        assert client.of_store(server.url, call) == PACKED
+
+
+@EACH_GCS
+@pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10))])
+def test_a_body_that_somebody_compressed_on_the_way_is_refused(client: Client, call: Call) -> None:
+    with wire(replying(PACKED, Content_Encoding="gzip", X_Goog_Stored_Content_Encoding="identity")) as server:
+        error = client.error_of(server.url, call)
+
+    assert type(error) is TryAgain
+    assert "gzip, which nobody asked for" in str(error)
 
 
 @pytest.mark.parametrize(
