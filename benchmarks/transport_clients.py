@@ -247,7 +247,7 @@ def by_obstore(task: Task, *, how: str) -> None:
 def by_offload(task: Task, *, client: str) -> None:
     """Move by this project's store, with the option `client`."""
     from offload_s3 import S3Options
-    from offload_s3.url import open_bucket
+    from offload_s3.store import S3Store
 
     from offload import Body, Span
 
@@ -255,7 +255,7 @@ def by_offload(task: Task, *, client: str) -> None:
     verify = {"verify": task.authority} if task.authority and client != "obstore" else {}
     if task.authority and client == "obstore":
         verify = {"verify": "false"}  # it takes no authorities but the system's
-    store = open_bucket(task.bucket, S3Options.of(login | verify | {"client": client}))
+    store = S3Store(bucket=task.bucket, options=S3Options.of(login | verify | {"client": client}))
 
     async def move(piece: Piece) -> int:
         if task.job == "part":

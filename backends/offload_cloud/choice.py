@@ -10,12 +10,10 @@ from typing import Final, Literal
 from offload.errors import Misuse
 from offload.extras import install_command, missing_text
 
-__all__ = ["TRUSTS_MORE", "ByteClient", "Client", "is_the_systems", "takes_obstore"]
+__all__ = ["TRUSTS_MORE", "Client", "is_the_systems", "takes_obstore"]
 
 
 Client = Literal["auto", "fsspec", "obstore"]
-ByteClient = Literal["auto", "fsspec", "obstore", "direct"]
-"""The clients of a backend that has the byte transport (`offload_cloud.direct`)."""
 
 EXTRA: Final = "ledger-offload[fast]"
 OLDEST: Final = (0, 12)
@@ -31,9 +29,9 @@ SYSTEMS: Final = (
 """The files in which Linux distributions keep the certificate authorities of the system."""
 
 
-def takes_obstore(client: ByteClient, why_not: str | None, *, backend: str) -> bool:
+def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
     """Return True if obstore should be used. Raises `Misuse` if `client` demands it and it cannot be used."""
-    if client in {"fsspec", "direct"}:
+    if client == "fsspec":
         return False
     why_not = _why_not_there() or why_not
     if why_not is not None and client == "obstore":

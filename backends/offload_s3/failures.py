@@ -153,7 +153,6 @@ THROTTLED: Final = {
 DAMAGED: Final = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 """The bytes that arrived differ from those that were sent. Nothing was stored; the next try may succeed."""
 
-WITHOUT_CHECKSUM: Final = {"InvalidRequest", "MissingUploadObjectWithObjectLockHeaders"}
 # `ServiceUnavailable` comes with 503, as `SlowDown` does. But it does not say that the server refused to
 # begin, unless the reply also names a pause (`UNAVAILABLE`).
 TRANSIENT: Final = {"InternalError", "ServiceUnavailable", "RequestTimeout", "408", "OperationAborted"}
@@ -225,15 +224,6 @@ def code_of(exc: ClientError) -> str:
     """Return the code of an error reply; the HTTP status if it has no body (a HEAD never has one)."""
     response: Any = exc.response
     return str(response.get("Error", {}).get("Code") or status_of(exc))
-
-
-def wants_a_checksum(exc: ClientError) -> bool:
-    """Return True if a put was refused because it had no checksum, as buckets with an object lock do.
-
-    S3 answers `InvalidRequest` to many other requests too, so the text decides. moto has a code for this.
-    """
-    message = str(exc.response.get("Error", {}).get("Message", ""))
-    return "Content-MD5" in message and code_of(exc) in WITHOUT_CHECKSUM
 
 
 def status_of(exc: ClientError) -> int:

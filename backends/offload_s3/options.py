@@ -11,8 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.choice import ByteClient
-from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 TAGS_MAX: Final = 10
@@ -61,11 +60,8 @@ class S3Options(StoreOptions):
 
     backend: ClassVar = "s3"
 
-    client: ByteClient = "auto"
-    """The client that moves fragments: obstore, our own sockets (`direct`), or that of fsspec.
-
-    `auto`: obstore if it can be used, else that of fsspec.
-    """
+    client: Client = "direct"
+    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than AWS: MinIO, Ceph, and so on."""

@@ -308,11 +308,6 @@ class S3Store(ObjectStore):
             self._data_files = files
             return client
 
-    async def session(self) -> Any:
-        """Return the session that finds the credentials and renews them. None if the store was closed."""
-        await self.client()
-        return None if self._files is None else self._files.session
-
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
         """Await one request, and raise the port's errors for those of the client."""
         try:

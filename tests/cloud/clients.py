@@ -9,7 +9,6 @@ from cloud.azure import AZURE
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 
-FAST_S3: Final = S3.given(client="obstore")
 DIRECT_S3: Final = S3.given(client="direct")
 FAST_AZURE: Final = AZURE.given(client="obstore")
 SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
@@ -17,7 +16,6 @@ SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
 
 CLIENTS: Final = {
     "s3fs": S3,
-    "s3-obstore": FAST_S3,
     "s3-direct": DIRECT_S3,
     "gcsfs": GCS,
     "gcs-direct": DIRECT_GCS,

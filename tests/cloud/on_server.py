@@ -20,13 +20,16 @@ PLUGINS = Plugins.find()
 class OnServer:
     """A new bucket or container for each test. The suite's classes call these methods."""
 
-    client = "fsspec"
+    client: str | None = None
+    """The option of that name. None leaves it to the backend."""
+
     place: Place
 
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
-        self.url, self.options = self.place.url, self.place.options | {"client": self.client}
+        chosen = {} if self.client is None else {"client": self.client}
+        self.url, self.options = self.place.url, self.place.options | chosen
 
     def open_store(self) -> ObjectStore:
         return open_store(self.url, plugins=PLUGINS, storage_options=self.options)
@@ -48,7 +51,7 @@ class ByObstore(OnServer):
     client = "obstore"
 
 
-class ByDirect(OnServer):
-    """The same with `client=direct`."""
+class ByFsspec(OnServer):
+    """The same with `client=fsspec`."""
 
-    client = "direct"
+    client = "fsspec"

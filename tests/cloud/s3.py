@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloud.calls import DIGITS, Client, part_of
 from offload_s3 import S3Options
-from offload_s3.url import open_bucket
+from offload_s3.store import S3Store
 from wire import Answer, Heard
 
 TAGGED = {"ETag": '"e"'}
@@ -40,7 +40,7 @@ def refusal(code: str, status: int, inside: str = "", **headers: str) -> Answer:
 
 
 S3 = Client(
-    open=lambda options: open_bucket("bucket", S3Options.of(options)),
+    open=lambda options: S3Store(bucket="bucket", options=S3Options.of(options)),
     login=LOGIN,
     anonymous=NO_LOGIN | {"anonymous": True},
     answers=answers,

@@ -53,7 +53,7 @@ def test_every_client_pauses_as_long_as_the_server_asks(client: str, call: Call)
     assert [pause >= ASKED_SECONDS for pause in pauses] == [not is_blind, True]
 
 
-@pytest.mark.parametrize("client", ["s3-obstore", "azure-obstore"])
+@pytest.mark.parametrize("client", ["azure-obstore"])
 def test_obstore_takes_over_again_when_the_server_answers(client: str) -> None:
     async def three_times(store: ObjectStore) -> None:
         for _ in range(3):

@@ -17,7 +17,6 @@ S3 = {"region": "us-east-1", "key": "AKEY", "secret": "secret"}
 AZURE = {"account_name": "devstoreaccount1", "account_key": KEY}
 CLIENTS = [
     pytest.param("s3://bucket", S3 | {"client": "fsspec"}, id="s3-fsspec"),
-    pytest.param("s3://bucket", S3 | {"client": "obstore"}, id="s3-obstore"),
     pytest.param("s3://bucket", S3 | {"client": "direct"}, id="s3-direct"),
     pytest.param("gs://bucket", {"anonymous": "true", "client": "fsspec"}, id="gcs-fsspec"),
     pytest.param("gs://bucket", {"anonymous": "true", "client": "direct"}, id="gcs-direct"),
@@ -94,7 +93,7 @@ def test_a_server_that_hangs_up_in_the_handshake_is_tried_again(url: str, option
         assert type(error) is TryAgain
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+@pytest.mark.parametrize("client", ["fsspec", "direct"])
 def test_the_hint_for_a_tls_port_that_hangs_up_is_a_guess(client: str) -> None:
     for error in asyncio.run(errors_of("http", b"", "s3://bucket", S3 | {"client": client})):
         assert type(error) is not StoreDenied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from campaign import CAMPAIGN, campaign, leaving
-from cloud.on_server import ByDirect, ByObstore, OnServer
+from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
 from servers import Running, servers_of
 
@@ -12,8 +12,7 @@ from offload import Denied
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
 OFFLOADER = campaign("the offloader layer on S3, which takes longest there; GCS has it in make test")
-OBSTORE = campaign("all clauses over client=obstore; tests/cloud runs it on imitations and end to end")
-DIRECT = campaign("all clauses over client=direct; tests/cloud runs it on imitations")
+FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 FAULTS = leaving(
     "the protocol's clauses on faults and rivals on S3; tests/faults has the like on the same server",
     "test_cancelled_requests_lose_nothing",
@@ -60,33 +59,14 @@ class TestS3Protocol(OnServer, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 2  # likewise; in memory and in folders all are drawn
 
 
-@OBSTORE
+@FSSPEC
 @SERVERS
-class TestFastS3Store(Differences, ByObstore, StoreConformance):
+class TestFsspecS3Store(Differences, ByFsspec, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
 
 
-@OBSTORE
+@FSSPEC
 @SERVERS
-class TestFastS3Offloader(ByObstore, OffloaderConformance):
-    pass
-
-
-@OBSTORE
-@SERVERS
-class TestFastS3Protocol(ByObstore, ProtocolConformance):
-    pass
-
-
-@DIRECT
-@SERVERS
-class TestDirectS3Store(Differences, ByDirect, StoreConformance):
-    listing_keys = 1_100  # each request takes time here
-    capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
-
-
-@DIRECT
-@SERVERS
-class TestDirectS3Protocol(ByDirect, ProtocolConformance):
+class TestFsspecS3Protocol(ByFsspec, ProtocolConformance):
     pass

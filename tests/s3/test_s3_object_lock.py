@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from offload_s3 import S3Options
-from offload_s3.url import open_bucket
+from offload_s3.store import S3Store
 from servers import Running, servers_of
 from servers.places import S3Place
 
@@ -28,13 +28,13 @@ async def written(store: ObjectStore) -> list[bytes]:
         await store.aclose()
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+@pytest.mark.parametrize("client", ["fsspec", "direct"])
 @pytest.mark.parametrize("running_server", servers_of("s3", chosen="moto"), indirect=True)
 def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Running, client: str) -> None:
     """S3 and moto demand one. The other servers take writes without it."""
     place, bucket = locked(running_server)
 
-    store = open_bucket(bucket, S3Options.of(place.options | {"client": client}))
+    store = S3Store(bucket=bucket, options=S3Options.of(place.options | {"client": client}))
 
     assert asyncio.run(written(store)) == [b"fragment", b"commit", b"part"]
 
@@ -42,7 +42,7 @@ def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Ru
 @pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
 def test_a_check_reports_the_few_locked_versions_that_it_leaves(running_server: Running) -> None:
     place, bucket = locked(running_server)
-    store = open_bucket(bucket, S3Options.of(place.options))
+    store = S3Store(bucket=bucket, options=S3Options.of(place.options))
 
     report = asyncio.run(checked(store))
 

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from certificates import certificate
 from offload_s3 import S3Options
-from offload_s3.url import open_bucket
+from offload_s3.store import S3Store
 from servers import Running
 from servers.catalogue import server
 from servers.places import ACCESS_KEY, SECRET_KEY, S3Place
@@ -45,13 +45,13 @@ async def write_three(store: ObjectStore) -> None:
 
 
 @MOTO
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+@pytest.mark.parametrize("client", ["fsspec", "direct"])
 def test_a_server_stores_objects_by_the_options(running_server: Running, client: str) -> None:
     place = running_server.place()
     assert isinstance(place, S3Place)
 
     options = S3Options.of(place.options | KEPT | {"client": client})
-    asyncio.run(write_three(open_bucket(place.name, options)))
+    asyncio.run(write_three(S3Store(bucket=place.name, options=options)))
 
     head = {key: place.boto.head_object(Bucket=place.name, Key=key) for key in ("put", "upload", "create")}
     tags = {key: place.boto.get_object_tagging(Bucket=place.name, Key=key)["TagSet"] for key in head}
@@ -82,7 +82,7 @@ def over_tls(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield login | {"verify": str(authority)}
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore", "direct"])
+@pytest.mark.parametrize("client", ["fsspec", "direct"])
 def test_only_the_callers_key_opens_an_object_encrypted_with_it(
     over_tls: dict[str, Any], client: str
 ) -> None:
@@ -98,9 +98,7 @@ def test_only_the_callers_key_opens_an_object_encrypted_with_it(
     ours, others = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
     def store(**options: Any) -> ObjectStore:
-        # obstore takes no authorities but the system's, so that here it checks nothing.
-        unchecked = {"verify": False} if client == "obstore" else {}
-        return open_bucket("bucket", S3Options.of(over_tls | unchecked | {"client": client} | options))
+        return S3Store(bucket="bucket", options=S3Options.of(over_tls | {"client": client} | options))
 
     async def read(store: ObjectStore, key: str) -> bytes:
         try:
