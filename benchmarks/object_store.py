@@ -36,7 +36,7 @@ from throughput import _processor
 HERE = Path(__file__).resolve().parent
 SELF = [sys.executable, str(Path(__file__).resolve())]
 RAW = [sys.executable, str(HERE / "raw_clients.py")]
-CLIENTS = ("fsspec", "obstore", "direct")
+CLIENTS = ("fsspec", "direct")
 
 
 @dataclass(frozen=True)

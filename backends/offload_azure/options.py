@@ -11,7 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.choice import Client
+from offload_cloud.choice import ObstoreChoice
 from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -85,7 +85,7 @@ class AzureOptions(StoreOptions):
 
     backend: ClassVar = "azure"
 
-    client: Client = "auto"
+    client: ObstoreChoice = "auto"
     """The client that moves fragments: obstore, or that of fsspec. `auto`: obstore if it can be used."""
 
     account_name: str | None = Field(default=None, pattern=r"^[a-z0-9]{3,24}$")

@@ -10,10 +10,10 @@ from typing import Final, Literal
 from offload.errors import Misuse
 from offload.extras import install_command, missing_text
 
-__all__ = ["TRUSTS_MORE", "Client", "is_the_systems", "takes_obstore"]
+__all__ = ["TRUSTS_MORE", "ObstoreChoice", "is_the_systems", "takes_obstore"]
 
 
-Client = Literal["auto", "fsspec", "obstore"]
+ObstoreChoice = Literal["auto", "fsspec", "obstore"]
 
 EXTRA: Final = "ledger-offload[fast]"
 OLDEST: Final = (0, 12)
@@ -29,7 +29,7 @@ SYSTEMS: Final = (
 """The files in which Linux distributions keep the certificate authorities of the system."""
 
 
-def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
+def takes_obstore(client: ObstoreChoice, why_not: str | None, *, backend: str) -> bool:
     """Return True if obstore should be used. Raises `Misuse` if `client` demands it and it cannot be used."""
     if client == "fsspec":
         return False

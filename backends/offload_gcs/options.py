@@ -12,10 +12,10 @@ import json
 import os
 import re
 from os.path import isfile
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
-from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 MODES: Final = frozenset({"google_default", "cloud", "cache", "anon"})
@@ -62,8 +62,8 @@ class GcsOptions(StoreOptions):
 
     backend: ClassVar = "gcs"
 
-    client: Literal["direct", "fsspec"] = "direct"
-    """The client that moves fragments: our own sockets (`direct`), or that of fsspec."""
+    client: Client = "direct"
+    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than Google's: an emulator, or an endpoint in a private network."""

@@ -217,3 +217,9 @@ def test_finding_the_plugins_imports_no_sdk(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
 
     assert (said.stdout.strip(), said.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("client", ["obstore", "auto"])
+def test_a_client_that_is_gone_names_the_one_that_replaced_it(client: str) -> None:
+    with pytest.raises(Misuse, match=f"'client': {client} was replaced by `direct`.* leave the option out"):
+        S3Options.of({"client": client})

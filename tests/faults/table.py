@@ -1,6 +1,6 @@
 """Print how long `offload sync` and `offload read` take, and how they end, on a server in trouble.
 
-    PYTHONPATH=tests python -m faults.table [--server minio]... [--client obstore]... [--only WORD]
+    PYTHONPATH=tests python -m faults.table [--server minio]... [--client fsspec]... [--only WORD]
 
 This runs in real time, so it takes some minutes and is not a test. The tests make the same claims with their
 own clocks. Each row is a command with its own process, bucket and proxy. `intact` means that the messages
@@ -217,9 +217,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--server", action="append", help="a server of the catalogue (default: minio and rgw)"
     )
-    parser.add_argument(
-        "--client", action="append", help="fsspec, obstore or direct (default: the first two)"
-    )
+    parser.add_argument("--client", action="append", help="direct, fsspec (default: both)")
     parser.add_argument("--only", default="", help="run only rows with this text in their name or command")
     parser.add_argument(
         "--at-once", type=int, default=6, help="number of commands that run at once (default: 6)"
@@ -230,7 +228,7 @@ if __name__ == "__main__":
     raise SystemExit(
         table(
             arguments.server or ("minio", "rgw"),
-            arguments.client or ("fsspec", "obstore"),
+            arguments.client or ("direct", "fsspec"),
             arguments.only,
             arguments.at_once,
         )
