@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from campaign import CAMPAIGN, campaign
-from cloud.on_server import ByDirect, OnServer
+from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
 from servers import Running, servers_of
@@ -18,30 +18,30 @@ FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitat
 
 
 @SERVERS
-class TestGcsStore(ByDirect, StoreConformance):
+class TestGcsStore(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
 
 
 @SERVERS
-class TestGcsOffloader(ByDirect, OffloaderConformance):
+class TestGcsOffloader(OnServer, OffloaderConformance):
     pass
 
 
 @SERVERS
-class TestGcsProtocol(ByDirect, ProtocolConformance):
+class TestGcsProtocol(OnServer, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 2  # likewise; in memory and in folders all are drawn
 
 
 @FSSPEC
 @SERVERS
-class TestGcsStoreByFsspec(OnServer, StoreConformance):
+class TestFsspecGcsStore(ByFsspec, StoreConformance):
     listing_keys = 1_100  # each request takes time here
 
 
 @FSSPEC
 @SERVERS
-class TestGcsProtocolByFsspec(OnServer, ProtocolConformance):
+class TestFsspecGcsProtocol(ByFsspec, ProtocolConformance):
     pass
 
 
