@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from offload.contracts.decoder import Decoded, Decoder
     from offload.contracts.keys import KeyService
     from offload.contracts.ledger import ReadHandle
+    from offload.contracts.metrics import StoreMetrics
     from offload.contracts.offloader import Committer, LedgerOffloader
-    from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
+    from offload.contracts.opening import OpeningContext, RequestLimits
     from offload.contracts.plugin import Backend, Command, DecoderType, KeyServiceType, SourceType, hookimpl
     from offload.contracts.source import Snapshot, Source, SourceStream
     from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
@@ -235,7 +236,7 @@ _HOMES = {
     "SourceType": "offload.contracts.plugin",
     "Span": "offload.contracts.store",
     "StoreDenied": "offload.errors",
-    "StoreMetrics": "offload.contracts.opening",
+    "StoreMetrics": "offload.contracts.metrics",
     "StreamDeleted": "offload.errors",
     "StreamPart": "offload.model.part",
     "StreamReader": "offload.streams.reader",

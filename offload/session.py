@@ -27,8 +27,9 @@ from offload.contracts.broker import BrokerView
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.keys import KeyService
+from offload.contracts.metrics import StoreMetrics
 from offload.contracts.offloader import LedgerOffloader
-from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
+from offload.contracts.opening import OpeningContext, RequestLimits
 from offload.contracts.plugin import Backend, SourceType, TargetType
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore

@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from offload.store.metrics import note_first_byte
 from offload_cloud.exchange import Connection, Request, Route, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
 
@@ -83,6 +84,7 @@ class Direct:
                 connection.close()
             self._turns.release()
             raise
+        note_first_byte()
         return DirectReply(self, connection, head.status, joined_headers(head.getheaders()))
 
     async def aclose(self) -> None:

@@ -29,6 +29,7 @@ from typing import Final, Protocol
 from offload.contracts.store import Buffer, Span
 from offload.errors import TryAgain
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
+from offload.store.metrics import note_shared_reply
 from offload_cloud.ranges import WHOLE, answered
 
 __all__ = ["KEPT_REPLIES_MAX", "LongReads", "OpenReply", "RangeReply", "range_reply"]
@@ -109,6 +110,7 @@ class LongReads:
         try:
             if run.reply is not None:
                 assert run.position == span.start, "a read that fails or is cancelled ends its run"
+                note_shared_reply()
                 return await self._take(run, span.length)
         finally:
             run.turn.release()

@@ -71,7 +71,7 @@ class PatientStore(RetryingStore):
         async def whole() -> list[str]:
             return [name async for name in self.inner.level(prefix)]
 
-        for name in await self.retry(whole):
+        for name in await self.retry("list", whole):
             yield name
 
     async def start_upload(self, key: str) -> Upload:
@@ -87,7 +87,7 @@ class _PatientUpload(UploadDecorator):
         self._store = store
 
     async def complete(self) -> None:
-        await self._store.retry(self.inner.complete)
+        await self._store.retry("complete", self.inner.complete)
 
 
 class PatientOffloader(LedgerOffloader):

@@ -1,4 +1,4 @@
-"""Values that a session passes to the tiers that it opens: limits, metrics, and the context of an opening.
+"""Values that a session passes to the tiers that it opens: limits, and the context of an opening.
 
 A backend of kind `store` needs none of them: the session puts limits, retries and counters before its store.
 A backend of kind `offloader` or `catalogue` opens tiers by itself, and may take an `OpeningContext`.
@@ -7,41 +7,17 @@ A backend of kind `offloader` or `catalogue` opens tiers by itself, and may take
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from offload.contracts.events import Event
+from offload.contracts.metrics import StoreMetrics
 from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Misuse
 
-__all__ = ["OpeningContext", "RequestLimits", "StoreMetrics"]
-
-
-@dataclass(slots=True, kw_only=True)
-class StoreMetrics:
-    """Running totals of requests and bytes. Read them at any time; subtract two readings for an interval."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    """Requests by operation: put, create, get, list, delete, start_upload, put_part, complete, abort."""
-
-    bytes_put: int = 0
-    """The bytes sent to the store, by put, create or part."""
-
-    bytes_got: int = 0
-    """The bytes that `get` returned."""
-
-    replies_mended: int = 0
-    """The damaged replies to `get` for which a second reply was sound (`store.checked`)."""
-
-    observe: Callable[[str, str, float], None] | None = None
-    """Called when a request ends, with its operation, its outcome and the seconds it took.
-
-    The outcome is "ok", or the kind of error: "not_found", "already_exists", "throttled", "try_again" and the
-    like. A listing ends with its last row, and its seconds are those of waiting for rows.
-    """
+__all__ = ["OpeningContext", "RequestLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,8 @@ from offload.contracts.events import (
     ManifestCommitted,
 )
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.metrics import StoreMetrics
 from offload.contracts.offloader import LedgerOffloader
-from offload.contracts.opening import StoreMetrics
 from offload.contracts.store import Listed, ObjectStore
 from offload.env import Env
 from offload.errors import (
@@ -149,13 +149,13 @@ class ObjectStoreOffloader(LedgerOffloader):
         Tiers that are given the same `groups` share its memory.
         """
         self._env: Final = env or Env()
-        self._data = MeteredStore(store)
+        self._data = MeteredStore(store, clock=self._env.monotonic)
         self._metrics = metrics = self._data.metrics
         self._place = TierPlace(
             data=self._data,
             env=self._env,
             plan=plan or TierPlan(),
-            open_store=lambda url: MeteredStore(open_store(url), metrics),
+            open_store=lambda url: MeteredStore(open_store(url), metrics, clock=self._env.monotonic),
         )
         self._options: Final = options or TierOptions()
         self._emit = emit

@@ -1,12 +1,13 @@
 """Metrics of a process that follows streams, for Prometheus. docs/monitor.md says what each one means.
 
-Values come in two ways. Those of streams are read from the followers when somebody asks. Counters are fed by
-events and by the stores' requests.
+Values come in two ways. Those of streams, stores and disks are read where they are when somebody asks. The
+counters of `COUNTERS` are fed by events.
 
 Invariants:
 
 - The registry is this process's own. Two services in one Python process do not mix.
-- The number of series has a bound: the streams beyond `streams_max` are one row, named `OTHERS`.
+- The number of series has a bound: the streams beyond `streams_max` are one row, named `OTHERS`, and no label
+  has the name of an object.
 - A scrape sends no request to a store or a source.
 - No label is called `job` or `instance`: Prometheus gives these two to every series itself.
 """
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from offload.contracts.events import (
     CommitFailed,
@@ -29,8 +32,8 @@ from offload.contracts.events import (
     ManifestCommitted,
     UpkeepFinished,
 )
+from offload.contracts.metrics import BUCKET_SECONDS, RequestTimes, StoreMetrics, outcome_of
 from offload.service.disk import DiskWatch
-from offload.store.metrics import outcome_of
 from offload.streams.follow_rules import FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
 
@@ -41,76 +44,56 @@ STREAMS_MAX: Final = 1000
 OTHERS: Final = "_others_"
 """The label of the streams beyond the bound, and of a stream that has this very name."""
 
-REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""The upper ends of the histogram's buckets, from a local disk to a large put on a slow line."""
+COUNTERS: Final = {
+    "offload_uploaded_bytes": ("Size of the fragments that were uploaded whole, as stored.",),
+    "offload_commits": ("Commits to streams, by outcome.", "outcome"),
+    "offload_damage_found": ("Damages that were found on the tier or in the source.",),
+    "offload_upkeep_runs": ("Runs of jobs that keep the tier in order.", "task", "outcome"),
+}
+"""The counters that events feed: name, help and labels."""
+
+GAUGES: Final = {
+    "offload_upkeep_last_success_timestamp_seconds": ("When the job last ended without an error.", "task"),
+    "offload_upkeep_failing": ("1 if the job's last run ended with an error.", "task"),
+}
+"""The gauges that events set."""
+
+UP: Final = "up"
+DOWN: Final = "down"
 
 
 class ServiceMetrics:
     """The registry of one process.
 
     `statuses` returns the statuses of its followers, and `lost_sources` a line for each source that
-    cannot be listed.
+    cannot be listed. `stores` has the counts of requests to stores.
     """
 
     def __init__(
         self,
         statuses: Callable[[], Sequence[FollowStatus]],
         *,
+        stores: StoreMetrics | None = None,
         asked: Sequence[VouchedSource] = (),
         disks: Sequence[DiskWatch] = (),
         lost_sources: Callable[[], Sequence[str]] = tuple,
         streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
-        self._uploaded = Counter(
-            "offload_uploaded_bytes",
-            "Size of the fragments that were uploaded whole, as stored.",
-            registry=self.registry,
-        )
-        self._commits = Counter(
-            "offload_commits", "Commits to streams, by outcome.", ["outcome"], registry=self.registry
-        )
-        self._requests = Counter(
-            "offload_store_requests",
-            "Requests to stores that have ended, repeats included.",
-            ["operation", "outcome"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "offload_store_request_seconds",
-            "Time of a request to a store.",
-            ["operation", "outcome"],
-            buckets=REQUEST_SECONDS,
-            registry=self.registry,
-        )
-        self._damages = Counter(
-            "offload_damage_found",
-            "Damages that were found on the tier or in the source.",
-            registry=self.registry,
-        )
-        self._jobs = Counter(
-            "offload_upkeep_runs",
-            "Runs of jobs that keep the tier in order.",
-            ["task", "outcome"],
-            registry=self.registry,
-        )
-        self._succeeded = Gauge(
-            "offload_upkeep_last_success_timestamp_seconds",
-            "When the job last ended without an error.",
-            ["task"],
-            registry=self.registry,
-        )
-        self._failing = Gauge(
-            "offload_upkeep_failing",
-            "1 if the job's last run ended with an error.",
-            ["task"],
-            registry=self.registry,
-        )
+        self._counters = {
+            name: Counter(name, text, labels, registry=self.registry)
+            for name, (text, *labels) in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(name, text, labels, registry=self.registry)
+            for name, (text, *labels) in GAUGES.items()
+        }
         Gauge(
             "offload_lost_sources", "Sources whose streams cannot be listed.", registry=self.registry
         ).set_function(lambda: len(lost_sources()))
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
+        self.registry.register(_Stores(stores or StoreMetrics()))
         if asked:
             self.registry.register(_Brokers(asked))
         if disks:
@@ -118,26 +101,23 @@ class ServiceMetrics:
 
     def emit(self, event: Event) -> None:
         """Count an event."""
+        counters, gauges = self._counters, self._gauges
         match event:
             case FragmentUploaded():
-                self._uploaded.inc(event.entry.stored_size_bytes)
+                counters["offload_uploaded_bytes"].inc(event.entry.stored_size_bytes)
             case ManifestCommitted():
-                self._commits.labels("accepted").inc()
+                counters["offload_commits"].labels("accepted").inc()
             case CommitFailed():
-                self._commits.labels(outcome_of(type(event.error))).inc()
+                counters["offload_commits"].labels(outcome_of(type(event.error))).inc()
             case DamageFound():
-                self._damages.inc()
+                counters["offload_damage_found"].inc()
             case UpkeepFinished():
                 kind = None if event.error is None else type(event.error)
-                self._jobs.labels(event.job, outcome_of(kind)).inc()
-                self._failing.labels(event.job).set(kind is not None)
+                counters["offload_upkeep_runs"].labels(event.job, outcome_of(kind)).inc()
+                gauges["offload_upkeep_failing"].labels(event.job).set(kind is not None)
                 if kind is None:
-                    self._succeeded.labels(event.job).set_to_current_time()
-
-    def observe(self, operation: str, outcome: str, seconds: float) -> None:
-        """Count a request that has ended. For `StoreMetrics.observe`."""
-        self._requests.labels(operation, outcome).inc()
-        self._seconds.labels(operation, outcome).observe(seconds)
+                    last = gauges["offload_upkeep_last_success_timestamp_seconds"]
+                    last.labels(event.job).set_to_current_time()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -192,6 +172,63 @@ class _Streams(Collector):
         for outcome, count in Tally(map(outcome_of, errors)).items():
             waiting.add_metric([outcome], count)
         yield waiting
+
+
+class _Stores(Collector):
+    """The counts of requests to stores."""
+
+    def __init__(self, stores: StoreMetrics) -> None:
+        self._stores = stores
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counters and histograms of this moment."""
+        stores, labels = self._stores, ["operation", "outcome"]
+        requests = CounterMetricFamily(
+            "offload_store_requests", "Requests to stores that have ended, repeats included.", labels=labels
+        )
+        seconds = HistogramMetricFamily(
+            "offload_store_request_seconds", "Time of a request to a store.", labels=labels
+        )
+        for key, times in stores.times.items():
+            requests.add_metric(key, times.count)
+            seconds.add_metric(key, _buckets(times), times.seconds)
+        retries = CounterMetricFamily(
+            "offload_store_retries",
+            "Requests that were repeated, by the outcome of the attempt before.",
+            labels=labels,
+        )
+        for key, count in stores.retries.items():
+            retries.add_metric(key, count)
+        moved = CounterMetricFamily(
+            "offload_store_bytes", "Bytes sent (up) and received (down).", labels=["operation", "direction"]
+        )
+        for operation, size_bytes in stores.moved.items():
+            moved.add_metric([operation, DOWN if operation == "get" else UP], size_bytes)
+        first = HistogramMetricFamily(
+            "offload_store_first_byte_seconds", "Time to the head of a reply to get."
+        )
+        first.add_metric([], _buckets(stores.first_bytes), stores.first_bytes.seconds)
+        yield from (requests, seconds, retries, moved, first)
+        yield CounterMetricFamily(
+            "offload_store_shared_reads",
+            "Requests get that sent nothing: their bytes came with the reply to an earlier one.",
+            value=stores.reads_shared,
+        )
+        yield CounterMetricFamily(
+            "offload_store_mended_replies",
+            "Damaged replies for which a second reply was sound.",
+            value=stores.replies_mended,
+        )
+
+
+def _buckets(times: RequestTimes) -> list[tuple[str, float]]:
+    """Return the buckets as Prometheus has them: each counts all times up to its end."""
+    ends = map(floatToGoString, (*BUCKET_SECONDS, float("inf")))
+    return list(zip(ends, accumulate(times.counts), strict=True))
 
 
 class _Brokers(Collector):

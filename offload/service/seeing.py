@@ -76,10 +76,13 @@ class Seeing:
         folders = [each.source.folder for each in dispatchers]
         disks = [DiskWatch(folder=each, env=session.env) for each in folders if each is not None]
         metrics = ServiceMetrics(
-            health.statuses, asked=health.asked, disks=disks, lost_sources=health.lost_sources
+            health.statuses,
+            stores=session.metrics,
+            asked=health.asked,
+            disks=disks,
+            lost_sources=health.lost_sources,
         )
         self.listeners.append(metrics.emit)
-        session.metrics.observe = metrics.observe
         _log.info("answering on %s", address_of(listener))
         application = routes(health, metrics.text)
         return [*told, *(disk.run for disk in disks), lambda stopping: serve_http(application, listener)]

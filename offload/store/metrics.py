@@ -1,33 +1,48 @@
-"""Counters of a store's requests and of the bytes in both directions, with times and spans for those who ask.
+"""A store that counts its requests in `StoreMetrics`: how they ended, their times and bytes, and spans.
 
-A request is one call of the port, whether it succeeds or not. Bytes are counted as they pass, so a put that
-is sent twice counts twice. Place it directly before the backend's store to count the requests that are sent,
-or before the retries to count the requests that callers make.
+A request is one call of the port, whether it succeeds or not. Place this store directly before the backend's
+store to count the requests that are sent, or before the retries to count the requests that callers make.
 
-Without `StoreMetrics.observe` and without OpenTelemetry a request costs one increment more than without this
-store.
+A backend may report more about the `get` that it works for: `note_first_byte` when the head of the reply has
+arrived, and `note_shared_reply` if no request is sent. Outside of a `get`, both do nothing.
+
+Counting costs 1 to 2 microseconds for a request, and 0.2 for a row of a listing.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from offload.contracts.opening import StoreMetrics
+from offload.contracts.metrics import StoreMetrics, outcome_of
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import OffloadError
 from offload.store.wrap import StoreDecorator, UploadDecorator
 from offload.tracing import is_tracing, span
 
+__all__ = ["MeteredStore", "note_first_byte", "note_shared_reply"]
+
 T = TypeVar("T")
 
-OK: Final = "ok"
+# A variable of the context, because a backend is called through other decorators, and has no argument for it.
+_read: Final[ContextVar[_Read | None]] = ContextVar("_read", default=None)
+
+
+def note_first_byte() -> None:
+    """Note that the head of a reply has arrived. The last call counts, because a redirect is a reply too."""
+    if (read := _read.get()) is not None:
+        read.first_byte_at = read.now()
+
+
+def note_shared_reply() -> None:
+    """Note that a `get` takes its bytes from the reply to an earlier one, and sends nothing."""
+    if (read := _read.get()) is not None:
+        read.is_shared = True
 
 
 class MeteredStore(StoreDecorator):
@@ -53,7 +68,7 @@ class MeteredStore(StoreDecorator):
 
         async def counted() -> AsyncIterator[bytes]:
             async for window in body.windows():
-                self.metrics.bytes_put += len(window)
+                self.metrics.moved["put"] += len(window)
                 yield window
 
         with _Request(self, "put", key):
@@ -61,15 +76,15 @@ class MeteredStore(StoreDecorator):
 
     async def create(self, key: str, data: bytes) -> None:
         """Count the request and its bytes."""
-        self.metrics.bytes_put += len(data)
+        self.metrics.moved["create"] += len(data)
         with _Request(self, "create", key):
             await self.inner.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Count the request and the bytes of its answer."""
-        with _Request(self, "get", key):
+        with _Read(self, "get", key):
             data = await self.inner.get(key, span)
-        self.metrics.bytes_got += len(data)
+        self.metrics.moved["get"] += len(data)
         return data
 
     def note_mended(self) -> None:
@@ -77,10 +92,20 @@ class MeteredStore(StoreDecorator):
         self.metrics.replies_mended += 1
         super().note_mended()
 
+    def note_retry(self, operation: str, error: OffloadError) -> None:
+        """Count the repeat, and tell the inner stores, which may count too."""
+        self.metrics.retries[operation, outcome_of(type(error))] += 1
+        super().note_retry(operation, error)
+
     async def stored_crc32c(self, key: str) -> int | None:
         """Count the request."""
         with _Request(self, "stored_crc32c", key):
             return await self.inner.stored_crc32c(key)
+
+    async def retained(self, key: str) -> str | None:
+        """Count the request."""
+        with _Request(self, "retained", key):
+            return await self.inner.retained(key)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Count one request, however many pages it has."""
@@ -114,8 +139,7 @@ class MeteredStore(StoreDecorator):
     def _listing(self, prefix: str, rows: AsyncIterator[T]) -> AsyncIterator[T]:
         # Counted here and not with the first row, so that a listing that nobody asks for rows counts too.
         self.metrics.requests["list"] += 1
-        is_watched = self.metrics.observe is not None or (self.is_traced and is_tracing())
-        return _watched(_Request(self, "list", prefix), rows, self.clock) if is_watched else rows
+        return _watched(_Request(self, "list", prefix), rows, self.clock)
 
 
 class _MeteredUpload(UploadDecorator):
@@ -126,7 +150,7 @@ class _MeteredUpload(UploadDecorator):
         self._store, self._key = store, key
 
     async def put_part(self, number: int, data: bytes) -> None:
-        self._store.metrics.bytes_put += len(data)
+        self._store.metrics.moved["put_part"] += len(data)
         with _Request(self._store, "put_part", self._key):
             await self.inner.put_part(number, data)
 
@@ -156,12 +180,11 @@ class _Request:
     ) -> None:
         if self._span is not None:
             self._span.__exit__(kind, error, trace)
-        if (observe := self._store.metrics.observe) is not None:
-            observe(self._operation, outcome_of(kind), self._store.clock() - self._began)
+        self._store.metrics.ended(self._operation, outcome_of(kind), self._store.clock() - self._began)
 
     def begin(self, *, is_parent: bool = True) -> None:
         """Take the time, and begin a span if somebody wants one."""
-        self._began = self._store.clock() if self._store.metrics.observe is not None else 0.0
+        self._began = self._store.clock()
         self._span: AbstractContextManager[Any] | None = None
         if self._store.is_traced and is_tracing():
             self._span = span(f"store {self._operation}", is_parent=is_parent, key=self._key)
@@ -172,6 +195,34 @@ class _Request:
         self._began += seconds
 
 
+class _Read(_Request):
+    """One `get`, and what the backend says about its reply."""
+
+    __slots__ = ("_outer", "first_byte_at", "is_shared")
+
+    def __enter__(self) -> None:
+        self.first_byte_at: float | None = None
+        self.is_shared = False
+        self._outer = _read.get()
+        _read.set(self)
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Set and not reset: a coroutine that nobody awaits any more may be closed in another context.
+        _read.set(self._outer)
+        super().__exit__(kind, error, trace)
+        metrics = self._store.metrics
+        metrics.reads_shared += self.is_shared
+        if self.first_byte_at is not None:
+            metrics.first_bytes.add(self.first_byte_at - self._began)
+
+    def now(self) -> float:
+        """Return the time of the store's clock."""
+        return self._store.clock()
+
+
 async def _watched(
     request: _Request, rows: AsyncIterator[T], clock: Callable[[], float]
 ) -> AsyncGenerator[T, None]:
@@ -179,23 +230,17 @@ async def _watched(
     request.begin(is_parent=False)
     failure: BaseException | None = None
     try:
-        async with aclosing(cast("AsyncGenerator[T, None]", rows)):
+        try:
             async for row in rows:
                 left = clock()
                 yield row
                 request.leave_out(clock() - left)
+        finally:
+            if isinstance(rows, AsyncGenerator):  # the port promises no more than an iterator
+                await rows.aclose()
     except BaseException as error:
         # A consumer that has seen enough ends the listing well.
         failure = None if isinstance(error, GeneratorExit) else error
         raise
     finally:
         request.__exit__(type(failure) if failure else None, failure, None)
-
-
-def outcome_of(kind: type[BaseException] | None) -> str:
-    """Return the name of an outcome: that of the error in snake case, without errors of other projects."""
-    if kind is None:
-        return OK
-    if not issubclass(kind, OffloadError):
-        return "cancelled" if issubclass(kind, asyncio.CancelledError) else "other"
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()

@@ -27,6 +27,7 @@ import random as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from offload.contracts.events import Event, Waiting
@@ -114,7 +115,7 @@ class RetryingStore(StoreDecorator):
                 raise _BodyFailed from watched.error
 
         try:
-            await self.retry(put, on=_REFUSED_OR_UNKNOWN)
+            await self.retry("put", put, on=_REFUSED_OR_UNKNOWN)
         except _BodyFailed as failed:
             # The caller gets the source's own error, with its cause, and never sees the class of this module.
             raise watched.error or failed from None
@@ -124,27 +125,27 @@ class RetryingStore(StoreDecorator):
 
         Repeats after a refusal only: after `OutcomeUnknown` the caller must read back.
         """
-        await self.retry(lambda: self.inner.create(key, data))
+        await self.retry("create", lambda: self.inner.create(key, data))
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object. Repeats after a refusal."""
-        return await self.retry(lambda: self.inner.get(key, span))
+        return await self.retry("get", lambda: self.inner.get(key, span))
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Ask for the checksum. Repeats after a refusal."""
-        return await self.retry(lambda: self.inner.stored_crc32c(key))
+        return await self.retry("stored_crc32c", lambda: self.inner.stored_crc32c(key))
 
     async def retained(self, key: str) -> str | None:
         """Ask whether bytes are kept after a deletion. Repeats after a refusal."""
-        return await self.retry(lambda: self.inner.retained(key))
+        return await self.retry("retained", lambda: self.inner.retained(key))
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete the objects. Repeats after a refusal or an unknown outcome: absent keys count as deleted."""
-        await self.retry(lambda: self.inner.delete(keys), on=_REFUSED_OR_UNKNOWN)
+        await self.retry("delete", lambda: self.inner.delete(keys), on=_REFUSED_OR_UNKNOWN)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List objects. After a refusal, continue after the last key that was yielded."""
-        attempts = self._patience.attempts()
+        attempts = self._attempts("list")
         while True:
             try:
                 async for row in self.inner.list(prefix, after=after):
@@ -163,7 +164,7 @@ class RetryingStore(StoreDecorator):
     async def level(self, prefix: str) -> AsyncIterator[str]:
         """List one level. After a refusal, begin again and leave out the names that were yielded before."""
         # `level` of the port has no `after`, so a level cannot be continued like a listing.
-        attempts, given = self._patience.attempts(), set()
+        attempts, given = self._attempts("list"), set()
         while True:
             try:
                 async for name in self.inner.level(prefix):
@@ -186,21 +187,28 @@ class RetryingStore(StoreDecorator):
         Repeats after a refusal, so an earlier attempt may leave an upload that nobody uses.
         """
         # The store can list such an upload (`unfinished_uploads`), and a sweep aborts it later.
-        return _RetryingUpload(await self.retry(lambda: self.inner.start_upload(key)), self)
+        return _RetryingUpload(await self.retry("start_upload", lambda: self.inner.start_upload(key)), self)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """List unfinished uploads. Repeats after a refusal."""
-        return await self.retry(lambda: self.inner.unfinished_uploads(prefix))
+        return await self.retry("list", lambda: self.inner.unfinished_uploads(prefix))
 
     async def abort_upload(self, upload: Unfinished) -> None:
         """Abort an upload. Repeats after a refusal or an unknown outcome."""
-        await self.retry(lambda: self.inner.abort_upload(upload), on=_REFUSED_OR_UNKNOWN)
+        await self.retry("abort", lambda: self.inner.abort_upload(upload), on=_REFUSED_OR_UNKNOWN)
 
     async def retry(
-        self, request: Callable[[], Awaitable[T]], *, on: tuple[type[OffloadError], ...] = _REFUSED
+        self,
+        operation: str,
+        request: Callable[[], Awaitable[T]],
+        *,
+        on: tuple[type[OffloadError], ...] = _REFUSED,
     ) -> T:
-        """Repeat `request` until it returns, raises an error that is not in `on`, or patience ends."""
-        attempts = self._patience.attempts()
+        """Repeat `request` until it returns, raises an error that is not in `on`, or patience ends.
+
+        `operation` is its name in `StoreMetrics`.
+        """
+        attempts = self._attempts(operation)
         while True:
             try:
                 result = await request()
@@ -215,6 +223,9 @@ class RetryingStore(StoreDecorator):
             else:
                 attempts.answered()
                 return result
+
+    def _attempts(self, operation: str) -> _Attempts:
+        return _Attempts(self._patience, partial(self.note_retry, operation))
 
 
 class _BodyFailed(Exception):
@@ -278,13 +289,12 @@ class _Patience:
         # The time of the newest failure, and that of the newest failure that was announced.
         self._failed_at = self._noticed_at = -math.inf
 
-    def attempts(self) -> _Attempts:
-        """Return the attempts of a request that begins now."""
+    def begin(self) -> None:
+        """Note that a request begins now."""
         # If no request is sent, nobody notices that the store works again. An old failure says nothing about
         # the present, so this request gets the whole patience.
         if self._clock() - self._failed_at > self.policy.patience_seconds:
             self._since = None
-        return _Attempts(self)
 
     def answered(self) -> None:
         """End the trouble: the store answered a request."""
@@ -333,10 +343,12 @@ class _Patience:
 class _Attempts:
     """The attempts of one request."""
 
-    __slots__ = ("_failures", "_patience")
+    __slots__ = ("_failures", "_note", "_patience")
 
-    def __init__(self, patience: _Patience) -> None:
-        self._patience = patience
+    def __init__(self, patience: _Patience, note: Callable[[OffloadError], None]) -> None:
+        """`note` is called before each repeat, with the error of the attempt before."""
+        patience.begin()
+        self._patience, self._note = patience, note
         self._failures = 0
 
     def answered(self) -> None:
@@ -347,7 +359,10 @@ class _Attempts:
     async def pause(self, error: OffloadError) -> bool:
         """Count a failure, and do as `_Patience.pause`."""
         self._failures += 1
-        return await self._patience.pause(error, self._failures)
+        is_repeated = await self._patience.pause(error, self._failures)
+        if is_repeated:
+            self._note(error)
+        return is_repeated
 
 
 class _RetryingUpload(UploadDecorator):
@@ -359,11 +374,11 @@ class _RetryingUpload(UploadDecorator):
 
     async def put_part(self, number: int, data: bytes) -> None:
         # The contract allows the same number again with the same bytes, so an unknown outcome does no harm.
-        await self._store.retry(lambda: self.inner.put_part(number, data), on=_REFUSED_OR_UNKNOWN)
+        await self._store.retry("put_part", lambda: self.inner.put_part(number, data), on=_REFUSED_OR_UNKNOWN)
 
     async def complete(self) -> None:
         # It is never repeated. It goes through `retry` because its answer renews the patience.
-        await self._store.retry(self.inner.complete, on=_NEVER)
+        await self._store.retry("complete", self.inner.complete, on=_NEVER)
 
     async def abort(self) -> None:
-        await self._store.retry(self.inner.abort)
+        await self._store.retry("abort", self.inner.abort)

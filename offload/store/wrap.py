@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.errors import OffloadError
 
 __all__ = ["StoreDecorator", "UploadDecorator"]
 
@@ -80,6 +81,11 @@ class StoreDecorator(ObjectStore):
         """Report to the inner store that a reply was damaged and a second one was sound (`store.checked`)."""
         if isinstance(self.inner, StoreDecorator):
             self.inner.note_mended()
+
+    def note_retry(self, operation: str, error: OffloadError) -> None:
+        """Report to the inner store that a request is repeated after `error` (`store.retry`)."""
+        if isinstance(self.inner, StoreDecorator):
+            self.inner.note_retry(operation, error)
 
     async def aclose(self) -> None:
         """Close the inner store."""

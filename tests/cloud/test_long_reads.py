@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from offload_cloud import long_reads
 from offload_cloud.long_reads import LongReads, RangeReply
 
-from offload.contracts.store import Span
+from offload.contracts.store import Buffer, Span, Suffix
 from offload.errors import TryAgain
 from offload.store.buffers import BufferPool
+from offload.store.memory import MemoryStore
+from offload.store.metrics import MeteredStore
 
 OBJECT = bytes(range(256)) * 3
 
@@ -137,6 +140,29 @@ def test_a_reader_that_says_what_follows_sends_one_request(at_once: bool) -> Non
     run(server, act)
 
     assert server.asked == [Span(10, 55)]
+
+
+def test_every_read_either_sends_a_request_or_is_counted_as_shared() -> None:
+    server, wanted = Server([*["work"] * 4, "fail"]), [*spans(0, 10, 10, 10, 10), Span(5, 3)]
+
+    class Store(MemoryStore):
+        async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
+            assert isinstance(span, Span)
+            return await reads.get(key, span)
+
+    metered = MeteredStore(Store())
+
+    async def act(given: LongReads) -> None:
+        nonlocal reads
+        reads = given
+        await asyncio.gather(*(metered.get("key", span) for span in wanted), return_exceptions=True)
+
+    reads: Any = None
+    run(server, act)
+
+    found = metered.metrics
+    assert 1 < len(server.asked) < len(wanted)
+    assert found.reads_shared + len(server.asked) == found.requests["get"] == len(wanted)
 
 
 def test_a_read_that_fails_costs_the_others_a_request_each_and_no_byte() -> None:

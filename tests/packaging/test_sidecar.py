@@ -24,6 +24,7 @@ import pytest
 from follower_world import LEADING
 
 from offload.contracts.events import DamageFound, UpkeepFinished
+from offload.contracts.metrics import StoreMetrics
 from offload.errors import Absent, TryAgain
 from offload.service.config_file import load_config
 from offload.service.disk import DiskWatch
@@ -77,15 +78,19 @@ def labels_by_series() -> dict[str, set[str]]:
         held_back: list[str] = []
         broker = type("Broker", (), {"error": None})
 
+    stores = StoreMetrics()
     metrics = ServiceMetrics(
         lambda: [LEADING, replace(LEADING, stream="b", error=TryAgain("no answer"))],
         asked=[Asked()],  # type: ignore[list-item]
         disks=[disk],
+        stores=stores,
     )
     metrics.emit(DamageFound(damage=Absent("an object", "orders")))
     metrics.emit(UpkeepFinished(job="verify", streams=1, objects=1, size_bytes=1, seconds=1.0, error=None))
-    metrics.observe("put", "ok", 0.1)
-    metrics._commits.labels("accepted")
+    stores.ended("put", "ok", 0.1)
+    stores.retries["put", "throttled"] += 1
+    stores.moved["put"] += 1
+    metrics._counters["offload_commits"].labels("accepted")
     samples = [each for family in metrics.registry.collect() for each in family.samples]
     found: dict[str, set[str]] = {"up": set()}
     for sample in samples:

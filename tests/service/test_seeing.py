@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 from follower_world import LEADING
 from growing_source import GrowingSource, GrowingStream
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from offload import ObjectStoreOffloader, Source
 from offload.contracts.events import CommitFailed, CommitInDoubt, DamageFound, Event
+from offload.contracts.metrics import BUCKET_SECONDS, StoreMetrics
 from offload.errors import Absent, Denied, Fenced, Misuse, OutcomeUnknown, StoreDenied, TryAgain
 from offload.service.disk import DiskWatch
 from offload.service.health import Health
@@ -219,9 +223,13 @@ class TestMetrics:
         assert ("offload_lag_records", "orders") not in found
 
     def test_requests_and_commits_are_counted_by_outcome(self) -> None:
-        metrics = ServiceMetrics(list)
-        metrics.observe("put", "ok", 0.2)
-        metrics.observe("put", "throttled", 7.0)
+        stores = StoreMetrics()
+        metrics = ServiceMetrics(list, stores=stores)
+        stores.ended("put", "ok", 0.2)
+        stores.ended("put", "throttled", 7.0)
+        stores.retries["put", "throttled"] += 1
+        stores.moved.update({"put": 5, "put_part": 6, "get": 7})
+        stores.reads_shared, stores.replies_mended = 3, 2
         failed = CommitInDoubt(stream="s", change="append", error=OutcomeUnknown("lost"), seconds=1.0)
         metrics.emit(failed)
 
@@ -230,6 +238,35 @@ class TestMetrics:
         assert found["offload_store_requests_total", "put", "ok"] == 1
         assert found["offload_store_request_seconds_sum", "put", "throttled"] == 7.0
         assert found["offload_commits_total", "outcome_unknown"] == 1
+        assert found["offload_store_retries_total", "put", "throttled"] == 1
+        moved = {key[1:]: size for key, size in found.items() if key[0] == "offload_store_bytes_total"}
+        assert moved == {("up", "put"): 5, ("up", "put_part"): 6, ("down", "get"): 7}
+        assert found["offload_store_shared_reads_total",] == 3
+        assert found["offload_store_mended_replies_total",] == 2
+
+    @given(st.lists(st.sampled_from(BUCKET_SECONDS) | st.floats(0, 400)))
+    def test_times_are_shown_as_the_library_of_prometheus_counts_them(self, times: list[float]) -> None:
+        """Also those that are exactly at the end of a bucket."""
+        stores, registry = StoreMetrics(), CollectorRegistry()
+        theirs = Histogram("x_seconds", "x", ["a", "b"], buckets=BUCKET_SECONDS, registry=registry)
+        for seconds in times:
+            stores.ended("get", "ok", seconds)
+            stores.first_bytes.add(seconds)
+            theirs.labels("get", "ok").observe(seconds)
+
+        metrics = ServiceMetrics(list, stores=stores)
+        found = samples(metrics)
+
+        expected = {
+            (sample.name.removeprefix("x_seconds"), *sample.labels.values()): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+        for (name, *labels), value in expected.items():
+            le = labels[2:]
+            assert found["offload_store_request_seconds" + name, *le, "get", "ok"] == pytest.approx(value)
+            assert found["offload_store_first_byte_seconds" + name, *le] == pytest.approx(value)
 
     def test_damages_are_counted_and_streams_that_wait_are_grouped_by_error(self) -> None:
         errors = [StoreDenied("no right"), StoreDenied("no right"), TryAgain("no answer"), None]

@@ -5,14 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from itertools import count
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from offload_conformance import Asynchronous, Run
 
-from offload.contracts.opening import RequestLimits, StoreMetrics
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished
-from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
+from offload.contracts.metrics import REQUEST_OUTCOMES, StoreMetrics, outcome_of
+from offload.contracts.opening import RequestLimits
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished
+from offload.errors import (
+    AlreadyExists,
+    Denied,
+    Misuse,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    StoreDenied,
+    Throttled,
+    TryAgain,
+)
 from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
@@ -20,7 +35,7 @@ from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
-from offload.store.metrics import MeteredStore
+from offload.store.metrics import MeteredStore, note_first_byte, note_shared_reply
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.split import SplitStore
@@ -500,6 +515,15 @@ def split(data: ObjectStore, commits: ObjectStore, *, decisive: bool) -> SplitSt
     return SplitStore(data, commits, decisive=lambda key: decisive, sides_of=lambda prefix: (True, True))
 
 
+CREATE_OUTCOMES = {
+    TryAgain: "try_again",
+    OutcomeUnknown: "outcome_unknown",
+    Denied: "denied",
+    AlreadyExists: "already_exists",
+    asyncio.CancelledError: "cancelled",
+}
+
+
 class TestMeteredStore(Asynchronous):
     def test_requests_and_bytes_are_counted_as_they_pass(self, run: Run) -> None:
         """Every byte sent counts: parts and creates, both refused and repeated ones."""
@@ -526,8 +550,125 @@ class TestMeteredStore(Asynchronous):
         asked_once = ("start_upload", "put_part", "complete", "get", "stored_crc32c", "list", "delete")
         once = dict.fromkeys(asked_once, 1)
         assert metered.metrics.requests == Counter(once | {"put": 2, "create": 2})
-        assert metered.metrics.bytes_put == 5 + 5 + 3 + 3 + 7
-        assert metered.metrics.bytes_got == 3
+        assert metered.metrics.moved == {"put": 5 + 5, "create": 3 + 3, "put_part": 7, "get": 3}
+        assert (metered.metrics.bytes_put, metered.metrics.bytes_got) == (5 + 5 + 3 + 3 + 7, 3)
+
+    @settings(max_examples=100)
+    @given(
+        st.lists(st.sampled_from(["put", "create", "get", "list", "delete", "upload"]), max_size=15),
+        st.integers(0, 2**32),
+        st.sampled_from(
+            [None, *["put", "create", "get", "list", "delete", "start_upload", "put_part", "complete"]]
+        ),
+    )
+    def test_every_request_ends_once_with_its_outcome_and_every_other_attempt_is_a_retry(
+        self, calls: list[str], seed: int, cancelled: str | None
+    ) -> None:
+        """The store below and the callers above count by themselves."""
+        chances = {Fault.FAIL_BEFORE: 0.2, Fault.LOSE_REPLY: 0.1, Fault.DENY: 0.1, Fault.CUT: 0.1}
+        faulty = FaultyStore(MemoryStore(), chances=chances, random=Random(seed))
+        begun, raised = Counter[str](), Counter[str]()
+
+        class Watched(StoreDecorator):
+            """Sees what each attempt raises, below the metrics."""
+
+            async def create(self, key: str, data: bytes) -> None:
+                outcome = "ok"
+                try:
+                    await super().create(key, data)
+                except BaseException as error:
+                    outcome = CREATE_OUTCOMES[type(error)]
+                    raise
+                finally:
+                    raised[outcome] += 1
+
+        async def cancel(operation: str, key: str) -> None:
+            if operation == cancelled:
+                raise asyncio.CancelledError
+
+        async def pause(seconds: float) -> None:
+            """Take no time."""
+
+        faulty.before = cancel
+        metered = MeteredStore(Watched(faulty))
+        store = RetryingStore(LimitedStore(metered), sleep=pause, policy=RetryPolicy(attempts_max=3))
+
+        async def call(number: int, operation: str) -> None:
+            begun["start_upload" if operation == "upload" else operation] += 1
+            key = f"key {number % 3}"
+            match operation:
+                case "put":
+                    await store.put(key, Body.of(b"1234"))
+                case "create":
+                    await store.create(key, b"1")
+                case "get":
+                    await store.get(key)
+                case "list":
+                    _ = [row async for row in store.list("")]
+                case "delete":
+                    await store.delete([key])
+                case "upload":
+                    upload = await store.start_upload(key)
+                    begun["put_part"] += 1
+                    await upload.put_part(1, b"part")
+                    begun["complete"] += 1
+                    await upload.complete()
+
+        async def scenario() -> None:
+            for number, operation in enumerate(calls):
+                with suppress(OffloadError, asyncio.CancelledError):
+                    await call(number, operation)
+
+        asyncio.run(scenario())
+
+        found = metered.metrics
+        ended, retried = Counter[str](), Counter[str]()
+        for (operation, _), times in found.times.items():
+            ended[operation] += times.count
+        for (operation, outcome), repeats in found.retries.items():
+            assert repeats <= found.times[operation, outcome].count
+            retried[operation] += repeats
+        assert ended == found.requests == Counter(each.operation for each in faulty.calls)
+        assert retried == found.requests - begun
+        assert {key[1]: times.count for key, times in found.times.items() if key[0] == "create"} == raised
+
+    def test_a_class_that_a_plugin_adds_counts_as_its_base(self) -> None:
+        class OurOwn(Throttled):
+            """An error of a plugin."""
+
+        assert outcome_of(OurOwn) == outcome_of(Throttled) == "throttled"
+        assert outcome_of(RuntimeError) == "other"
+        assert {outcome_of(kind) for kind in (NotFound, TryAgain, StoreDenied, None)} < REQUEST_OUTCOMES
+
+    def test_what_a_backend_says_of_a_reply_belongs_to_its_own_read(self) -> None:
+        """Two reads at once: one waits for its reply, the other takes its bytes from an earlier reply."""
+
+        class Backend(MemoryStore):
+            async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
+                await asyncio.sleep(0)
+                if key == "shared":
+                    note_shared_reply()
+                else:
+                    next(ticks)
+                    note_first_byte()
+                    next(ticks)
+                await asyncio.sleep(0)
+                return b""
+
+        ticks = count()
+        store = MeteredStore(Backend(), clock=lambda: next(ticks))
+
+        async def scenario() -> None:
+            note_first_byte()  # of no read
+            note_shared_reply()
+            await asyncio.gather(store.get("shared"), store.get("sent"), store.get("shared"))
+            await store.get("sent")
+
+        asyncio.run(scenario())
+
+        found = store.metrics
+        assert (found.requests["get"], found.reads_shared, found.first_bytes.count) == (4, 2, 2)
+        assert 2 <= found.first_bytes.seconds < found.times["get", "ok"].seconds
 
 
 class TestFaultyStore(Asynchronous):

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from offload import Session, StreamReader
-from offload.contracts.opening import StoreMetrics
+from offload.contracts.metrics import StoreMetrics
 from offload.contracts.store import Body
 from offload.env import Env
 from offload.errors import Throttled
