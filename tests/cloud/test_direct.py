@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 from certificates import certificate, served
@@ -21,6 +21,11 @@ from offload_cloud.direct import Direct
 from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Request, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
 from wire import Answer, Heard, wire
+
+from offload.contracts.metrics import StoreMetrics
+from offload.contracts.store import Span, Suffix
+from offload.store.memory import MemoryStore
+from offload.store.metrics import MeteredStore
 
 T = TypeVar("T")
 LIMITS: Final = TimeLimits(connect_seconds=5.0, stall_seconds=0.3)
@@ -89,6 +94,28 @@ def saying(*pieces: bytes, pause_seconds: float = 0.0) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         accepting.join()
+
+
+def test_the_head_of_a_reply_is_the_first_byte_of_a_read() -> None:
+    """The body comes later, and is no part of that time."""
+
+    class Store(MemoryStore):
+        async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+            return await get(direct, url)
+
+    async def read(given: Direct) -> StoreMetrics:
+        nonlocal direct
+        direct = given
+        metered = MeteredStore(Store())
+        await metered.get("key")
+        return metered.metrics
+
+    direct: Any = None
+    with saying(OK + ANNOUNCED % 4, b"", b"body", pause_seconds=0.1) as url:
+        metrics = of_direct(read)
+
+    assert metrics.first_bytes.count == 1
+    assert metrics.first_bytes.seconds < 0.2 <= metrics.times["get", "ok"].seconds
 
 
 # Replies that are no body

@@ -658,16 +658,27 @@ class TestMeteredStore(Asynchronous):
         ticks = count()
         store = MeteredStore(Backend(), clock=lambda: next(ticks))
 
+        class Above(MemoryStore):
+            """A backend that reads another tier, and then says something of its own reply."""
+
+            async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
+                found = await store.get(key, span)
+                note_shared_reply()
+                return found
+
+        above = MeteredStore(Above())
+
         async def scenario() -> None:
             note_first_byte()  # of no read
             note_shared_reply()
             await asyncio.gather(store.get("shared"), store.get("sent"), store.get("shared"))
-            await store.get("sent")
+            await above.get("sent")
 
         asyncio.run(scenario())
 
         found = store.metrics
         assert (found.requests["get"], found.reads_shared, found.first_bytes.count) == (4, 2, 2)
+        assert (above.metrics.reads_shared, above.metrics.first_bytes.count) == (1, 0)
         assert 2 <= found.first_bytes.seconds < found.times["get", "ok"].seconds
 
 

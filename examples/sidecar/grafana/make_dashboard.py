@@ -64,11 +64,28 @@ ROWS: Final = {
         Panel(
             "Streams that wait, by error", f"sum by (error) (offload_waiting_streams{{{ON}}})", "{{error}}"
         ),
+        Panel("Streams without the broker's word", f"offload_held_back_streams{{{ON}}}"),
+    ),
+    "How does the store answer?": (
         Panel(
             "Requests that failed",
             f"sum by (operation, outcome) (rate(offload_store_requests_total{{{ON}, {FAILED}}}[5m]))",
             "{{operation}} {{outcome}}",
             "reqps",
+        ),
+        Panel(
+            "Requests that were repeated",
+            f"sum by (operation, outcome) (rate(offload_store_retries_total{{{ON}}}[5m]))",
+            "{{operation}} after {{outcome}}",
+            "reqps",
+        ),
+        Panel(
+            "Requests that were throttled",
+            f'sum(rate(offload_store_requests_total{{{ON}, outcome="throttled"}}[5m])) '
+            f"/ sum(rate(offload_store_requests_total{{{ON}}}[5m]))",
+            "throttled",
+            "percentunit",
+            red_from=0.05,
         ),
         Panel(
             "Time of requests, 99th percentile",
@@ -77,7 +94,6 @@ ROWS: Final = {
             "{{operation}}",
             "s",
         ),
-        Panel("Streams without the broker's word", f"offload_held_back_streams{{{ON}}}"),
     ),
     "What could be lost?": (
         Panel(
@@ -104,6 +120,12 @@ ROWS: Final = {
     ),
     "What does it cost?": (
         Panel("Uploaded", f"sum(rate(offload_uploaded_bytes_total{{{ON}}}[5m]))", "stored", "Bps"),
+        Panel(
+            "Bytes to and from the store",
+            f"sum by (direction) (rate(offload_store_bytes_total{{{ON}}}[5m]))",
+            "{{direction}}",
+            "Bps",
+        ),
         Panel(
             "Requests",
             f"sum by (operation) (rate(offload_store_requests_total{{{ON}}}[5m]))",
