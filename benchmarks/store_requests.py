@@ -1,6 +1,6 @@
 """The requests and bytes of a sync and of a sequential read, as `StoreMetrics` counts them.
 
-    python benchmarks/store_requests.py [--server minio] [--size-gib 1] [-o client=direct] [--json]
+    python benchmarks/store_requests.py [--server minio] [--size-gib 1] [-o client=fsspec] [--json]
 
 The server runs on this machine. A first row is the cost of counting: the time of one `get` and of one row of
 a listing with the counters, less that without them, of a store that does nothing.
