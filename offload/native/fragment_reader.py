@@ -6,6 +6,7 @@ one that the manifest's entry names, so two objects that were swapped under each
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -179,9 +180,13 @@ class FragmentHandle(ReadHandle):
 
     async def _read(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
         first = self._number_of(rows)
-        start, end = self._tail.span_of(first, first + len(rows))
-        _, last = self._tail.span_of(first, first + len(rows) + len(then))
-        check = partial(self._check, first=first, stop=first + len(rows))
+        stop = first + len(rows)
+        start, end = self._tail.span_of(first, stop)
+        begin, last = self._tail.span_of(stop, stop + len(then)) if len(then) else (end, end)
+        # If rows are cut within a block, the next read begins before the end of this one, so that no reply
+        # could continue with it.
+        follows = last - end if begin == end else 0
+        check = partial(self._check, first=first, stop=stop)
         # Decompression takes far longer than a checksum, so the event loop does little of it.
         is_coded = self._tail.blocks is not None
         try:
@@ -189,7 +194,7 @@ class FragmentHandle(ReadHandle):
                 self._store,
                 self._key,
                 check,
-                span=Span(start, end - start, follows=last - end),
+                span=Span(start, end - start, follows=follows),
                 inline_size_bytes_max=CODED_INLINE_SIZE_BYTES_MAX if is_coded else INLINE_SIZE_BYTES_MAX,
             )
         except NotFound as exc:
@@ -197,7 +202,8 @@ class FragmentHandle(ReadHandle):
 
     def _number_of(self, rows: ChunkTable) -> int:
         """Return the number of the first of these chunks in the fragment."""
-        return int(np.searchsorted(self._tail.table["offset"], rows["offset"][0]))
+        # Not `searchsorted`: it copies the whole column first, because rows lie between its numbers.
+        return bisect_left(self._tail.table["offset"], rows["offset"][0])
 
     def _check(self, raw: Buffer, *, first: int, stop: int) -> Buffer:
         try:
@@ -259,7 +265,15 @@ class LedgerHandle(ReadHandle):
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Return these chunks, by one request for each object that they touch."""
-        pieces = [await self._parts[number].read(own) for number, own in self._by_part(rows)]
+        return await self.read_on(rows, rows[:0])
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        """Return these chunks. Those of `then` that are in the last object may come by its request."""
+        behind = dict(self._by_part(then))
+        pieces = [
+            await self._parts[number].read_on(own, behind.get(number, own[:0]))
+            for number, own in self._by_part(rows)
+        ]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def unknown_sections(self) -> Mapping[str, int]:

@@ -108,8 +108,10 @@ class FragmentWriter:
         coded = _Coded(crc32c(FRAGMENT_HEADER), len(FRAGMENT_HEADER))
         yield FRAGMENT_HEADER
         # Not the handle's windows: blocks are cut within windows, and a second pass must cut the same.
+        at = 0
         for rows in windows_of(self.rows):
-            raw = bytes(await self.handle.read(rows))
+            at += len(rows)
+            raw = bytes(await self.handle.read_on(rows, self.rows[at:]))
             async with self.turns:
                 data = await asyncio.to_thread(self._code, raw, rows, coded)
             yield data

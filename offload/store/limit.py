@@ -33,7 +33,7 @@ T = TypeVar("T")
 class LimitedStore(StoreDecorator):
     """A store that bounds every request by `limits`. `aclose` is not limited."""
 
-    __slots__ = ("_deadline_seconds", "down", "up")
+    __slots__ = ("_deadline_seconds", "_is_slow", "down", "up")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class LimitedStore(StoreDecorator):
         super().__init__(inner)
         limits = limits or RequestLimits()
         self._deadline_seconds = limits.deadline_seconds
+        self._is_slow = limits.down_bytes_per_second_max is not None
         turns = turns or RequestTurns(limits, clock=clock, sleep=sleep)
         self.up, self.down = turns.up, turns.down
 
@@ -82,6 +83,10 @@ class LimitedStore(StoreDecorator):
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object in turn."""
         await self.down.pay(0)
+        if self._is_slow and isinstance(span, Span):
+            # Without the hint: a reply that waits for the rate of the next read would be dropped, and what
+            # had arrived of it be fetched twice.
+            span = replace(span, follows=0)
         data = await self.limit(self.down, lambda: self.inner.get(key, span), f"get of {key!r}", TryAgain)
         # Noted afterwards, because only the reply shows how many bytes came. The next read waits for them.
         self.down.owe(len(data))

@@ -101,5 +101,9 @@ class CutHandle(ReadHandle):
         """Return the bytes of these rows, as the whole handle reads them."""
         return await self._whole.read(rows)
 
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        """Return the bytes of these rows, as the whole handle reads them."""
+        return await self._whole.read_on(rows, then)
+
     async def aclose(self) -> None:
         """Do nothing: the owner of the whole handle closes it."""

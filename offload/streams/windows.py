@@ -250,13 +250,15 @@ class WindowStream:
         at = 0
         while at < len(rows):
             size_bytes = self._window_size_bytes
-            window = next(handle.windows(rows[at:], size_bytes=size_bytes))
-            stop = at + len(window)
-            # The first window comes alone: a reader of one message should not begin a long request.
-            then = rows[stop:stop] if size_bytes == FIRST_WINDOW_SIZE_BYTES else rows[stop:]
-            self._planned.append(_Plan(handle, window, then, _runs_of(kept[at:stop])))
             self._window_size_bytes = min(2 * size_bytes, READ_WINDOW_SIZE_BYTES)
-            at = stop
+            for window in handle.windows(rows[at:], size_bytes=size_bytes):
+                stop = at + len(window)
+                # The first window comes alone: a reader of one message should not begin a long request.
+                then = rows[stop:stop] if size_bytes == FIRST_WINDOW_SIZE_BYTES else rows[stop:]
+                self._planned.append(_Plan(handle, window, then, _runs_of(kept[at:stop])))
+                at = stop
+                if size_bytes < self._window_size_bytes:
+                    break
 
     async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
         entry = await self._entries.next()

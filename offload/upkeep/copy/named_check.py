@@ -32,7 +32,12 @@ async def is_checked(
     """
     try:
         checked = await check_fragment(
-            offloader.store, key, size_bytes=entry.stored_size_bytes, ring=offloader.ring, opens=opens
+            offloader.store,
+            key,
+            size_bytes=entry.stored_size_bytes,
+            tail_size_bytes=entry.tail_size_bytes,
+            ring=offloader.ring,
+            opens=opens,
         )
     except NotFound:
         with suppress(NotOffloaded):  # deleted meanwhile

@@ -80,8 +80,12 @@ class TierRun(ReadHandle):
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Return these chunks, checked. Raises `TryAgain` if they were trimmed or replaced."""
+        return await self.read_on(rows, rows[:0])
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        """Return these chunks as `read` does. `then` may come by the same request."""
         try:
-            return await (await self._handle()).read(rows)
+            return await (await self._handle()).read_on(rows, then)
         except Absent as absent:
             raise await self._gone(absent) from absent
 

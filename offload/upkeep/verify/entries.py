@@ -14,6 +14,7 @@ one table and one window.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
@@ -108,13 +109,15 @@ class EntryVerifier:
         check_table(table, entry, where=handle.where)
         if self._report.level is not VerifyLevel.BYTES:
             return
+        at = 0
         for rows in handle.windows(table, size_bytes=VERIFY_WINDOW_SIZE_BYTES):
+            at += len(rows)
             size_bytes = int(rows["size_bytes"].sum())
             await self._rate.take(size_bytes)
             self._report.bytes += size_bytes
-            data, position = await handle.read(rows), int(rows["position"][0])
+            data, position = await handle.read_on(rows, table[at:]), int(rows["position"][0])
             _check(handle.where, "size of chunks", size_bytes, len(data), position)
-            check_chunks(data, rows, window_position=position, where=handle.where)
+            await asyncio.to_thread(check_chunks, data, rows, window_position=position, where=handle.where)
 
     async def _is_damage(self, view: StreamView, absent: Absent) -> bool:
         """Return whether the newest view still names the missing fragment.

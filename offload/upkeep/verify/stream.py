@@ -139,7 +139,7 @@ class StreamJudge:
     async def _check_bytes(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
         assert self.newest is not None
         try:
-            checked = await self._read_whole(key, size_bytes, report)
+            checked = await self._read_whole(key, size_bytes, report, tail_size_bytes=entry.tail_size_bytes)
         except Corrupt:
             _count(report, size_bytes)
             raise
@@ -149,7 +149,9 @@ class StreamJudge:
         report.not_opened += not checked.is_opened
         check_entry(checked.tail.trailer, self.newest, entry, where=key)
 
-    async def _read_whole(self, key: str, size_bytes: int, report: VerifyReport) -> CheckedFragment:
+    async def _read_whole(
+        self, key: str, size_bytes: int, report: VerifyReport, *, tail_size_bytes: int | None = None
+    ) -> CheckedFragment:
         """Read a fragment whole, and check its chunks too if its key opens.
 
         Raises `Corrupt` if its key is lost and a manifest names the fragment.
@@ -163,7 +165,9 @@ class StreamJudge:
             return opened is True
 
         ring = self.read_keys.ring
-        return await check_fragment(self.store, key, size_bytes=size_bytes, ring=ring, opens=opens)
+        return await check_fragment(
+            self.store, key, size_bytes=size_bytes, tail_size_bytes=tail_size_bytes, ring=ring, opens=opens
+        )
 
     async def _unnamed(self, listed: Listed, first_offset: int, attempt: UUID, report: VerifyReport) -> None:
         reason = _reason(attempt, self.newest)
