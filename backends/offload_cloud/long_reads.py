@@ -3,7 +3,7 @@
 A read with a hint sends one request for its span and for everything that follows. The reply stays open. A
 later read that begins where the one before ended gets its bytes from there.
 
-    reads = LongReads(ask, BufferPool(), kept_max=16)
+    reads = LongReads(ask, BufferPool(), connections_max=32)
     await reads.get("key", Span(0, 10, follows=20))     # one request for 30 bytes
     await reads.get("key", Span(10, 20))                # none
 
@@ -13,8 +13,9 @@ Invariants:
 - The bytes of a reply are used in order, each once. If a read fails or is cancelled, its reply ends, and the
   reads that waited for it send requests of their own.
 - Nothing is repeated here: an error is raised by the read that met it.
-- At most `kept_max` replies are open while nobody reads them, each for `IDLE_SECONDS`. Such a reply holds a
-  connection, and the server would end it some time.
+- At most half of the connections hold replies that nobody reads, `KEPT_REPLIES_MAX` at most, each for
+  `IDLE_SECONDS`. So other requests need not wait for a reader that pauses. With a single connection, hints
+  are ignored.
 
 Bytes go from the socket into memory of the pool, and to the consumer as a view of it.
 """
@@ -32,11 +33,11 @@ from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
 from offload.store.metrics import note_shared_reply
 from offload_cloud.ranges import WHOLE, answered
 
-__all__ = ["KEPT_REPLIES_MAX", "LongReads", "OpenReply", "RangeReply", "range_reply"]
+__all__ = ["LongReads", "OpenReply", "RangeReply", "range_reply"]
 
 IDLE_SECONDS: Final = 5.0
 KEPT_REPLIES_MAX: Final = 16
-"""The replies of a store that are open while nobody reads them, by default. Each holds a connection."""
+"""The replies of a store that may be open while nobody reads them. The server would end them some time."""
 
 
 class OpenReply(Protocol):
@@ -92,13 +93,16 @@ object ends there. None for a span beyond the end."""
 class LongReads:
     """Reads of spans, of which several may share a reply. They belong to one event loop."""
 
-    def __init__(self, ask: Ask, buffers: BufferPool, *, kept_max: int = KEPT_REPLIES_MAX) -> None:
-        self._ask, self._buffers, self._kept_max = ask, buffers, kept_max
+    def __init__(self, ask: Ask, buffers: BufferPool, *, connections_max: int) -> None:
+        self._ask, self._buffers = ask, buffers
+        self._kept_max = min(connections_max // 2, KEPT_REPLIES_MAX)
         self._runs: dict[str, list[_Run]] = {}
         self._idle: dict[_Run, asyncio.TimerHandle] = {}
 
     async def get(self, key: str, span: Span) -> Buffer:
         """Return the bytes of a span that is not empty."""
+        if not self._kept_max:
+            span = replace(span, follows=0)
         run = self._run_before(key, span)
         if run is None:
             return await self._begin(key, span)

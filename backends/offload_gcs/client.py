@@ -223,7 +223,14 @@ def _proxy_of(options: GcsOptions) -> str | None:
     address = urlsplit(options.endpoint)
     if options.proxy is not None or proxy_bypass(address.netloc):
         return shown(options.proxy)
-    return getproxies().get(address.scheme)
+    found = getproxies().get(address.scheme)
+    if found is None or found.startswith(("http://", "https://")):
+        return found
+    # Other tools accept an address without a scheme. Neither of our transports speaks another protocol.
+    if "://" not in found:
+        return f"http://{found}"
+    scheme = found.partition("://")[0]
+    raise Misuse(f"gcs: the proxy of the environment begins with {scheme}://, and only http:// is supported")
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -70,7 +70,9 @@ class GcsStore(ObjectStore):
         self._client = GcsClient(self._options)
         is_direct = self._options.client == "direct"
         self._direct = DirectClient(self._client, self._options) if is_direct else None
-        self._long_reads = LongReads(self._range_reply, BufferPool())
+        self._long_reads = LongReads(
+            self._range_reply, BufferPool(), connections_max=self._options.connections_max
+        )
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"

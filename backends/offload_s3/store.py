@@ -80,7 +80,9 @@ class S3Store(ObjectStore):
         self._files: s3fs.S3FileSystem | None = None
         self._data_files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
-        self._long_reads = LongReads(self._range_reply, BufferPool())
+        self._long_reads = LongReads(
+            self._range_reply, BufferPool(), connections_max=self.options.connections_max
+        )
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"

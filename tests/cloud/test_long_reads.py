@@ -66,9 +66,9 @@ class Reply:
         self.server.open.discard(self)
 
 
-def run(server: Server, act: Callable[[LongReads], Awaitable[None]], *, kept_max: int = 4) -> None:
+def run(server: Server, act: Callable[[LongReads], Awaitable[None]], *, connections_max: int = 8) -> None:
     async def scenario() -> None:
-        reads = LongReads(server.ask, BufferPool(), kept_max=kept_max)
+        reads = LongReads(server.ask, BufferPool(), connections_max=connections_max)
         await act(reads)
         reads.close()
         assert not server.open
@@ -192,7 +192,7 @@ def test_replies_that_nobody_reads_are_few_and_end_soon() -> None:
         assert await reads.get("f", Span(10, 10)) == OBJECT[10:20]
 
     with patch.object(long_reads, "IDLE_SECONDS", 0.01):
-        run(server, act, kept_max=2)
+        run(server, act, connections_max=4)
 
     assert len(server.asked) == 7
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from cloud.calls import Call, Client, get, names, reading
+from cloud.calls import DIGITS, Call, Client, get, names, reading
 from cloud.clients import DIRECT_S3, EACH_CLIENT
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
@@ -95,3 +95,16 @@ def test_a_range_of_an_object_of_unknown_size_is_compared_with_the_request(clien
                 assert client.of_store(server.url, reading(Span(3, 4))) == body
             else:
                 assert type(client.error_of(server.url, reading(Span(3, 4)))) is TryAgain
+
+
+@pytest.mark.parametrize("client", [DIRECT_S3, DIRECT_GCS], ids=["s3", "gcs"])
+def test_a_partial_reply_that_is_longer_than_the_request_takes_no_memory(client: Client) -> None:
+    def endless(heard: Heard) -> Answer:
+        announced = {"Content-Length": str(2**40), "Content-Range": "bytes 0-9/10"}
+        return Answer(206, DIGITS, client.answers(heard).headers | announced)
+
+    with wire(endless) as server:
+        for span in (Span(0, 10), Suffix(10)):
+            error = client.error_of(server.url, reading(span))
+            assert type(error) is TryAgain
+            assert "longer than it may be" in str(error)

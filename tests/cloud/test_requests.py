@@ -15,9 +15,10 @@ from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get, put
 from cloud.clients import CLIENTS, DIRECT_S3, EACH_CALL, EACH_CLIENT, FAST_AZURE, SERVICES
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
+from offload_cloud import long_reads
 from wire import Answer, Heard, wire
 
-from offload import ObjectStore, OutcomeUnknown, StoreDenied, TryAgain
+from offload import ObjectStore, OutcomeUnknown, Span, StoreDenied, TryAgain
 
 MARKS: Final = {"x-amz-request-id": "r", "x-ms-request-id": "r", "x-ms-version": "2026-02-06"}
 """Headers by which the clients know the services."""
@@ -115,6 +116,22 @@ def test_no_more_requests_are_under_way_than_connections_are_allowed(client: Cli
 
     assert len(server.heard) == 20
     assert seen == {1, 2}
+
+
+@pytest.mark.parametrize("connections_max", [1, 2])
+@pytest.mark.parametrize("client", [DIRECT_S3, DIRECT_GCS], ids=["s3", "gcs"])
+def test_a_reader_that_pauses_keeps_no_other_request_waiting(client: Client, connections_max: int) -> None:
+    """Its reply stays open for what it said it would read next, and holds a connection."""
+
+    async def read(store: ObjectStore) -> list[bytes]:
+        async with asyncio.timeout(long_reads.IDLE_SECONDS / 2):
+            paused = [await store.get("a/key", Span(start, 4, follows=2)) for start in (0, 1, 2)]
+            return [*paused, await store.get("a/key")]
+
+    with wire(client.answers) as server:
+        found = client.of_store(server.url, read, connections_max=connections_max)
+
+    assert found == [b"0123", b"1234", b"2345", DIGITS]
 
 
 # Wrong addresses

@@ -19,7 +19,7 @@ from offload_gcs import GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, wire
 
-from offload import Denied, Span, Suffix, TryAgain
+from offload import Denied, Misuse, Span, Suffix, TryAgain
 from offload.formats.checksums import crc32c
 
 OBJECT = "/storage/v1/b/bucket/o/a%2Fkey"
@@ -120,13 +120,27 @@ def test_only_fragments_have_storage_class_and_metadata(gcs: Wire) -> None:
     assert not kept.keys() & commit.keys()
 
 
-def test_the_proxy_of_the_environment_is_used(gcs: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", gcs.url)
+@EACH_GCS
+@pytest.mark.parametrize("is_named", [True, False], ids=["http://", "no scheme"])
+def test_the_proxy_of_the_environment_is_used(
+    client: Client, is_named: bool, gcs: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", gcs.url if is_named else gcs.url.removeprefix("http://"))
     monkeypatch.delenv("no_proxy", raising=False)
 
-    of_store("http://gcs.test", get, **GCS.anonymous)
+    client.of_store("http://gcs.test", get, **GCS.anonymous)
 
     assert gcs.heard[0].target.startswith("http://gcs.test/")
+
+
+def test_a_proxy_of_another_protocol_is_named_without_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "socks5://user:HUSH@127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    error = error_of("http://gcs.test", get, **GCS.anonymous)
+
+    assert type(error) is Misuse
+    assert "socks5://" in str(error)
 
 
 # Replies
