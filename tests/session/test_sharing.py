@@ -110,6 +110,10 @@ def test_patience_clock_and_listener_reach_the_retries_of_each_tier() -> None:
 
             assert isinstance(tier, ObjectStoreOffloader)
             assert tier._env is env
+            # Through all decorators: each of the two requests that failed at last is no retry.
+            failed = session.metrics.times["get", "try_again"].count
+            assert session.metrics.retries == {("get", "try_again"): failed - 2}
+            assert (session.metrics.requests["get"], tier.metrics.requests["get"]) == (failed, 1)
 
     asyncio.run(scenario())
     waits = [
