@@ -53,6 +53,7 @@ class ReadHandle(ABC):
     async def read(self, rows: ChunkTable) -> Buffer:
         """Return the stored chunks of `rows`, a slice of the table, back to back.
 
+        They are valid for as long as the caller holds them or a part of them (`Buffer`).
         Raises `Corrupt` if bytes are missing, and `TryAgain` if the source is gone for now.
         """
 

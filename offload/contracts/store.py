@@ -28,7 +28,9 @@ __all__ = ["Body", "Buffer", "Listed", "ObjectStore", "Span", "Suffix", "Unfinis
 Buffer: TypeAlias = bytes | memoryview
 """Bytes that were read. They never change, for as long as anything refers to them.
 
-So a store may keep the memory for a later read only when nothing refers to it any more.
+So a store may keep the memory for a later read only when nothing refers to it any more. A view, a slice of it
+and an array made of it are valid for as long as the consumer holds them, and nobody releases them. Each of
+them keeps the memory of the whole read. Copy a part that is kept for long: `bytes(view)`.
 """
 
 _LAST: Final = chr(sys.maxunicode)

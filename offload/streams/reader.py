@@ -67,7 +67,10 @@ def reason_of(skipped: Skipped) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of one chunk, from `offset` on. Body k has offset `offset + k`."""
+    """The messages of one chunk, from `offset` on. Body k has offset `offset + k`.
+
+    Bodies are copies: a consumer that keeps one keeps no other bytes in memory.
+    """
 
     offset: int
     timestamp_ms: int
@@ -172,7 +175,7 @@ class StreamReader:
         """Return the chunks from the one that holds `offset` to the end, a window at a time.
 
         Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves
-        out. Close the iterator when done.
+        out. Close the iterator when done. `Window` says how long its bytes are valid.
         """
         return StreamWindows(self, self._view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
 

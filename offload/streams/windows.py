@@ -52,6 +52,10 @@ class Window:
 
     `rows["position"]` counts from the beginning of an object; `rows["position"] - rows["position"][0]`
     from the beginning of `data`.
+
+    `data` is valid for as long as the consumer holds it, a slice of it, or an array made of it. Its memory is
+    used again when the last of them is gone, and not before: there is nothing to release. A slice keeps the
+    memory of the whole window. So copy a part that is kept for long: `bytes(window.data[a:b])`.
     """
 
     rows: ChunkTable
