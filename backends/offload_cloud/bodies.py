@@ -20,6 +20,8 @@ from typing import Any, Final, NoReturn
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
+from offload.contracts.store import Buffer
+
 __all__ = ["SlicedBody", "sliced", "watched"]
 
 
@@ -31,7 +33,7 @@ FEW_BYTES: Final = 32 * 1024
 """The event loop takes this many bytes, and a request's head, without waiting for the socket."""
 
 
-def sliced(windows: Sequence[bytes]) -> bytes | SlicedBody:
+def sliced(windows: Sequence[Buffer]) -> bytes | SlicedBody:
     """Return a request's body of these windows: joined bytes if they are few, else a `SlicedBody`."""
     few = sum(map(len, windows)) <= FEW_BYTES
     return b"".join(windows) if few else SlicedBody(windows)
@@ -52,7 +54,7 @@ def watched(body: Any, stall_seconds: float | None) -> Any:
 class SlicedBody(Payload):
     """A body that a request sends slice by slice, and that others may read like a file."""
 
-    def __init__(self, windows: Sequence[bytes]) -> None:
+    def __init__(self, windows: Sequence[Buffer]) -> None:
         super().__init__(windows, content_type="application/octet-stream")
         self._windows = windows
         self._ends = list(accumulate(map(len, windows)))
@@ -62,7 +64,7 @@ class SlicedBody(Payload):
         """How long the socket may take no byte of a slice. None: for ever."""
 
     @property
-    def windows(self) -> Sequence[bytes]:
+    def windows(self) -> Sequence[Buffer]:
         """The windows, in order."""
         return self._windows
 

@@ -34,6 +34,7 @@ from offload_cloud.options import shown
 from offload_cloud.tls import trusting
 from yarl import URL
 
+from offload.contracts.store import Buffer
 from offload.errors import Misuse
 from offload_gcs.failures import Refused, Unusable
 from offload_gcs.options import MODES, GcsOptions
@@ -85,7 +86,7 @@ class GcsClient:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        body: Sequence[bytes] = (),
+        body: Sequence[Buffer] = (),
         may_resume: bool = False,
     ) -> Reply:
         """Send one request, and read its reply. `url` must be quoted already. `body` has windows of any size.

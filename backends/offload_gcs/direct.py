@@ -19,7 +19,7 @@ from offload_cloud.long_reads import RangeReply, range_reply
 from offload_cloud.ranges import PART, range_of, size_asked_for
 from offload_cloud.tls import trusting
 
-from offload.contracts.store import Span
+from offload.contracts.store import Buffer, Span
 from offload_gcs.client import GcsClient, Reply, is_success
 from offload_gcs.failures import BEYOND_THE_END, Refused
 from offload_gcs.options import GcsOptions
@@ -46,7 +46,7 @@ class DirectClient:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        body: Sequence[bytes] = (),
+        body: Sequence[Buffer] = (),
         may_resume: bool = False,
     ) -> Reply:
         """Send one request, and read its reply, as `GcsClient.send` does."""
@@ -80,7 +80,7 @@ class DirectClient:
         await self._direct.aclose()
 
     async def _begun(
-        self, method: str, url: str, headers: Mapping[str, str], body: Sequence[bytes], may_resume: bool
+        self, method: str, url: str, headers: Mapping[str, str], body: Sequence[Buffer], may_resume: bool
     ) -> DirectReply:
         """Send one request, and return the head of its reply. Raises `Refused` for an error reply."""
         sent = Request(

@@ -109,7 +109,8 @@ class GcsStore(ObjectStore):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # One request sends the checksum before the first byte, so the whole body must be in memory. It
             # has no condition, so that a repeated put replaces the first one.
-            await self._upload(asked, await windows_in_memory(body), extra=self._fragment)
+            windows, checksum = await windows_in_memory(body)
+            await self._upload(asked, windows, checksum, extra=self._fragment)
         else:
             await put_resumable(self, asked, body)
 
@@ -124,7 +125,7 @@ class GcsStore(ObjectStore):
             creates=True,
         )
         # Without the options of fragments: a root or an anchor stays in the bucket's own storage class.
-        await self._upload(asked, [data], ifGenerationMatch="0")
+        await self._upload(asked, [data], crc32c(data), ifGenerationMatch="0")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
@@ -229,7 +230,7 @@ class GcsStore(ObjectStore):
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        body: Sequence[bytes] = (),
+        body: Sequence[Buffer] = (),
         may_resume: bool = False,
         moves_bytes: bool = False,
     ) -> Reply:
@@ -269,7 +270,8 @@ class GcsStore(ObjectStore):
     async def _upload(
         self,
         asked: Asked,
-        windows: Sequence[bytes],
+        windows: Sequence[Buffer],
+        checksum: int,
         *,
         extra: Mapping[str, Any] | None = None,
         **conditions: str,
@@ -278,9 +280,6 @@ class GcsStore(ObjectStore):
         # The description comes first. It has the CRC-32C, so the service knows it before the bytes.
         # A random boundary, because the bytes of the object must not contain it.
         boundary = uuid4().hex.encode()
-        checksum = 0
-        for window in windows:
-            checksum = crc32c(window, checksum)
         resource = described(asked.key, checksum, extra or {})
         head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
         head += b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n" % boundary

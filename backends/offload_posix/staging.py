@@ -68,7 +68,7 @@ class Staged:
             else:
                 self._close()
 
-    def write(self, data: bytes, at: int) -> None:
+    def write(self, data: bytes | memoryview, at: int) -> None:
         """Write all of `data` at byte `at`."""
         written = os.pwrite(self._fd, data, at)
         if written < len(data):  # one call may take fewer bytes, and Linux takes 2 GiB at most

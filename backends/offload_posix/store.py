@@ -175,7 +175,7 @@ class PosixStore(ObjectStore):
 
     # The methods below block. They run in the pool.
 
-    def _write_window(self, staged: Staged, window: bytes, at: int, key: str) -> None:
+    def _write_window(self, staged: Staged, window: Buffer, at: int, key: str) -> None:
         with explained("writing", f"{self._root}/{key}"):
             staged.write(window, at)
 

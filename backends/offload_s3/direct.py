@@ -21,6 +21,7 @@ from offload_cloud.direct import Direct, DirectReply
 from offload_cloud.exchange import Request, TimeLimits
 from offload_cloud.ranges import PART, size_asked_for
 
+from offload.contracts.store import Buffer
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
 
@@ -110,7 +111,7 @@ class _Raw:
         self.reply.close()
 
 
-def _windows(body: Any) -> list[bytes]:
+def _windows(body: Any) -> list[Buffer]:
     """Return the windows of a body in memory: of our own kind, bytes, or bytes that the SDK made a file."""
     if isinstance(body, SlicedBody):
         return list(body.windows)

@@ -120,7 +120,8 @@ class S3Store(ObjectStore):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # Without a condition: `RetryingStore` repeats a put whose outcome is unknown. A condition would
             # refuse the repeat if the first put had arrived.
-            await self._put(key, await windows_in_memory(body), what="store")
+            windows, checksum = await windows_in_memory(body)
+            await self._put(key, windows, checksum, what="store")
         else:
             # S3 takes 10,000 parts at most, so the parts of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
@@ -130,7 +131,7 @@ class S3Store(ObjectStore):
         """Send one PUT with `If-None-Match: *`."""
         check_create(key, data, self.capabilities)
         # Never in parts: the object must appear by one request, which either finds the key free or fails.
-        await self._put(check_key(key), [data], what="create", IfNoneMatch="*")
+        await self._put(check_key(key), [data], crc32c(data), what="create", IfNoneMatch="*")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
@@ -319,14 +320,16 @@ class S3Store(ObjectStore):
         except FAILURES as exc:
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
-    async def _put(self, key: str, windows: Sequence[bytes], *, what: str, **conditions: str) -> None:
+    async def _put(
+        self, key: str, windows: Sequence[Buffer], checksum: int, *, what: str, **conditions: str
+    ) -> None:
         client = await (self.client() if conditions else self.data_client())
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
             Body=sliced(windows),
             ChecksumAlgorithm="CRC32C",  # a bucket with an object lock may look for this header alone
-            ChecksumCRC32C=checksum_of(*windows),
+            ChecksumCRC32C=written(checksum),
             **conditions,
             **self._encrypted,
             **(self._kept if not conditions else {}),  # a create is a root or an anchor, and no fragment
@@ -408,11 +411,8 @@ def given(**wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def checksum_of(*windows: bytes) -> str:
-    """Return the CRC-32C as S3 writes it: base64 of four bytes. Servers that know it refuse other bytes."""
-    checksum = 0
-    for window in windows:
-        checksum = crc32c(window, checksum)
+def written(checksum: int) -> str:
+    """Return a CRC-32C as S3 writes it: base64 of four bytes. Servers that know it refuse other bytes."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
@@ -433,6 +433,6 @@ def make_sure_of_checksum(data: bytes, reply: Any, where: str) -> None:
     For an object in parts the store may have only a checksum of checksums (`-N`), which is not compared.
     """
     stored = checksum_in(reply)
-    found = None if stored is None else checksum_of(data)
+    found = None if stored is None else written(crc32c(data))
     if found != stored:
         raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, the reply has {found}")

@@ -42,7 +42,8 @@ class Body:
 
     `windows` may be called again, for a retry, and then yields the same bytes: the bytes of a key are fixed
     before the first request (commit-protocol, step 4). The windows together are exactly `size_bytes` long, or
-    the last one raises. None of them is empty.
+    the last one raises. None of them is empty. Each is `bytes` or a
+    read-only view.
 
     With `is_bound`, `size_bytes` is only an upper bound of their length, because they are compressed on their
     way. Only a store that declares `Capabilities.unsized_put` is given such a body. The store stores exactly
@@ -50,8 +51,14 @@ class Body:
     """
 
     size_bytes: int
-    windows: Callable[[], AsyncIterator[bytes]]
+    windows: Callable[[], AsyncIterator[Buffer]]
     is_bound: bool = False
+    crc32c: Callable[[], int | None] = lambda: None
+    """Returns the CRC-32C of all windows together once they have passed; None if it is not known.
+
+    A store that sends a checksum with the bytes uses it instead of its own. It was computed when the bytes
+    were checked, so a server that compares it also finds damage in our memory since then.
+    """
 
     @classmethod
     def of(cls, data: bytes) -> Body:

@@ -46,7 +46,7 @@ BlockRecords = npt.NDArray[np.void]
 
 
 def compressed_blocks(
-    data: bytes,
+    data: bytes | memoryview,
     rows: ChunkTable,
     compression: Compression,
     *,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.ledger import ReadHandle
-from offload.contracts.store import Body
+from offload.contracts.store import Body, Buffer
 from offload.errors import Corrupt
 from offload.formats.blocks import BLOCK, blocks_size_bytes_max, compressed_blocks
 from offload.formats.checksums import crc32c
@@ -100,18 +100,21 @@ class FragmentWriter:
         """Return the object's bytes for the store. If they are compressed, their size is only bounded."""
         size = verbatim_size_bytes(self._data_size_bytes, len(self.rows), self._description)
         if not self._has_blocks:
-            return Body(size_bytes=size, windows=self._windows)
+            return Body(size_bytes=size, windows=self._windows, crc32c=self._checksum)
         most = size + blocks_size_bytes_max(len(self.rows)) + KEY_PARTS_SIZE_BYTES
-        return Body(size_bytes=most, windows=self._windows, is_bound=True)
+        return Body(size_bytes=most, windows=self._windows, is_bound=True, crc32c=self._checksum)
 
-    async def _windows(self) -> AsyncIterator[bytes]:
+    def _checksum(self) -> int | None:
+        return None if self.entry is None else self.entry.checksum
+
+    async def _windows(self) -> AsyncIterator[Buffer]:
         coded = _Coded(crc32c(FRAGMENT_HEADER), len(FRAGMENT_HEADER))
         yield FRAGMENT_HEADER
         # Not the handle's windows: blocks are cut within windows, and a second pass must cut the same.
         at = 0
         for rows in windows_of(self.rows):
             at += len(rows)
-            raw = bytes(await self.handle.read_on(rows, self.rows[at:]))
+            raw = await self.handle.read_on(rows, self.rows[at:])
             async with self.turns:
                 data = await asyncio.to_thread(self._code, raw, rows, coded)
             yield data
@@ -122,7 +125,7 @@ class FragmentWriter:
         self._remember(entry)
         yield tail
 
-    def _code(self, raw: bytes, rows: ChunkTable, coded: _Coded) -> bytes:
+    def _code(self, raw: Buffer, rows: ChunkTable, coded: _Coded) -> Buffer:
         """Check a window of chunks, and return its stored bytes."""
         try:
             coded.checksums.append(check_source(raw, rows, where=self.handle.where))

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
-from offload.contracts.store import Body
+from offload.contracts.store import Body, Buffer
 from offload.errors import NoSpace
 from offload.model.chunk_table import WINDOW_SIZE_BYTES
 
@@ -48,7 +48,7 @@ async def spooled(body: Body) -> AsyncIterator[Body]:
             for at in range(0, size, WINDOW_SIZE_BYTES):
                 yield await asyncio.to_thread(read, at)
 
-        yield Body(size_bytes=size, windows=windows)
+        yield Body(size_bytes=size, windows=windows, crc32c=body.crc32c)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _closing(file: SpooledTemporaryFile[bytes]) -> Iterator[SpooledTemporaryFile
             file.close()
 
 
-async def _written(call: Callable[..., Any], *data: bytes) -> None:
+async def _written(call: Callable[..., Any], *data: Buffer) -> None:
     try:
         await asyncio.to_thread(call, *data)
     except OSError as exc:

@@ -62,7 +62,7 @@ class LimitedStore(StoreDecorator):
         # Only the windows show how many bytes they are, so the next request pays for them.
         size_bytes = 0
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def counted() -> AsyncIterator[Buffer]:
             nonlocal size_bytes
             async for window in body.windows():
                 size_bytes += len(window)

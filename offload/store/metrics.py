@@ -66,7 +66,7 @@ class MeteredStore(StoreDecorator):
     async def put(self, key: str, body: Body) -> None:
         """Count the request, and the bytes of each window when it is taken."""
 
-        async def counted() -> AsyncIterator[bytes]:
+        async def counted() -> AsyncIterator[Buffer]:
             async for window in body.windows():
                 self.metrics.moved["put"] += len(window)
                 yield window

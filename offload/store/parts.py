@@ -11,24 +11,29 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, ObjectStore
+from offload.contracts.store import Body, Buffer, ObjectStore
 from offload.errors import Misuse
+from offload.formats.checksums import crc32c
 
 __all__ = ["check_create", "part_numbers", "parts_of", "put_in_parts", "whole", "windows_in_memory"]
 
 
-async def windows_in_memory(body: Body) -> list[bytes]:
-    """Return the windows of a body, not joined.
+async def windows_in_memory(body: Body) -> tuple[list[Buffer], int]:
+    """Return the windows of a body, not joined, and their CRC-32C, which is computed only if nobody knows it.
 
     Raises `Misuse` if they are not `body.size_bytes` together.
     """
-    windows, size = [], 0
+    windows, size = list[Buffer](), 0
     async for window in body.windows():
         windows.append(window)
         size += len(window)
         body.check_size(size, is_end=False)
     body.check_size(size)
-    return windows
+    if (checksum := body.crc32c()) is None:
+        checksum = 0
+        for window in windows:
+            checksum = crc32c(window, checksum)
+    return windows, checksum
 
 
 def check_create(key: str, data: bytes, capabilities: Capabilities) -> None:
@@ -89,7 +94,7 @@ async def put_in_parts(
 
 async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yield the body in parts of `part_size_bytes`. Only the last part may be shorter."""
-    held: list[bytes] = []
+    held: list[Buffer] = []
     size = 0
     async for window in body.windows():
         held.append(window)

@@ -242,7 +242,7 @@ class _WatchedBody:
         self.body = replace(of, windows=self._windows)
         self.error: OffloadError | None = None
 
-    async def _windows(self) -> AsyncIterator[bytes]:
+    async def _windows(self) -> AsyncIterator[Buffer]:
         try:
             async for window in self._of.windows():
                 yield window

@@ -85,3 +85,18 @@ def read_at(descriptor: int, position: int, size_bytes: int, *, path: Path) -> b
             parts.append(part)
             at += len(part)
     return b"".join(parts)
+
+
+def read_into(memory: memoryview, descriptor: int, position: int, *, path: Path) -> int:
+    """Fill `memory` with the bytes from `position` on. Return how many: fewer if the file ends before.
+
+    Makes system calls as `read_at` does.
+    """
+    filled = 0
+    with explained("read", path):
+        while filled < len(memory):
+            wanted = memory[filled : filled + READ_SIZE_BYTES_MAX]
+            if not (count := os.preadv(descriptor, [wanted], position + filled)):
+                break
+            filled += count
+    return filled

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable
 
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Buffer
 from offload.model.chunk_table import ChunkTable
-from offload_rabbitmq.files import open_file, read_at, shown
+from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
+from offload_rabbitmq.files import open_file, read_at, read_into, shown
 from offload_rabbitmq.pair import Pair
 
 
@@ -21,13 +23,16 @@ class SegmentLedger(ReadHandle):
     """A snapshot of one segment, sealed or still open. Its id is the offset of its first chunk.
 
     `load` returns the table. For a sealed segment it reads the index, and raises `Corrupt` if index and
-    segment do not match. Then nothing of this ledger can be read. The ledgers before it still can.
+    segment do not match. Then nothing of this ledger can be read. The ledgers before it still can. Windows
+    are read into memory of `pool`.
     """
 
-    __slots__ = ("_descriptor", "_load", "_next_offset", "_opening", "_pair")
+    __slots__ = ("_descriptor", "_load", "_next_offset", "_opening", "_pair", "_pool")
 
-    def __init__(self, pair: Pair, *, next_offset: int, load: Callable[[], ChunkTable]) -> None:
-        self._pair, self._next_offset, self._load = pair, next_offset, load
+    def __init__(
+        self, pair: Pair, *, next_offset: int, load: Callable[[], ChunkTable], pool: BufferPool
+    ) -> None:
+        self._pair, self._next_offset, self._load, self._pool = pair, next_offset, load, pool
         self._descriptor: int | None = None
         self._opening = threading.Lock()
 
@@ -55,7 +60,7 @@ class SegmentLedger(ReadHandle):
         """Return one row for each chunk; `position` is the byte in the segment file at which it begins."""
         return await asyncio.to_thread(self._load)
 
-    async def read(self, rows: ChunkTable) -> bytes:
+    async def read(self, rows: ChunkTable) -> Buffer:
         """Return the bytes from the first row's position to the end of the last row: one read, in a thread.
 
         Returns fewer if the file ends before. Raises `TryAgain` if the broker has deleted the file.
@@ -74,8 +79,13 @@ class SegmentLedger(ReadHandle):
         if descriptor is not None:
             os.close(descriptor)
 
-    def _read(self, start: int, size_bytes: int) -> bytes:
-        return read_at(self._open(), start, size_bytes, path=self._pair.segment)
+    def _read(self, start: int, size_bytes: int) -> Buffer:
+        descriptor, path = self._open(), self._pair.segment
+        if size_bytes < POOLED_SIZE_BYTES_MIN:
+            return read_at(descriptor, start, size_bytes, path=path)
+        memory = self._pool.take(size_bytes)
+        filled = read_into(memory, descriptor, start, path=path)
+        return memory[:filled].toreadonly()
 
     def _open(self) -> int:
         with self._opening:  # several windows are read at a time, in threads of their own

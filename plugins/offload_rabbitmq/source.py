@@ -28,6 +28,7 @@ from typing import Final
 from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.errors import Denied, Misuse, NotOffloaded, TryAgain
 from offload.model.manifest import Manifest
+from offload.store.buffers import BufferPool
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.ledger import SegmentLedger
 from offload_rabbitmq.pair import parse_name
@@ -63,10 +64,10 @@ def open_url(url: str) -> RabbitmqSource:
 class RabbitmqSource(Source):
     """The streams at a path. The broker's files are opened read-only, and the broker may run."""
 
-    __slots__ = ("_notes", "_path")
+    __slots__ = ("_notes", "_path", "_pool")
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._pool = path, BufferPool()
         self._notes: list[str] = []
 
     @property
@@ -90,17 +91,18 @@ class RabbitmqSource(Source):
         Raises `NotOffloaded` if there is none, and `Denied` if the path itself may not be listed. A folder
         in it that may not be listed counts as a stream, whose snapshot raises `Denied`.
         """
-        streams, self._notes = await asyncio.to_thread(_find, self._path)
+        streams, self._notes = await asyncio.to_thread(_find, self._path, self._pool)
         return streams
 
 
 class RabbitmqStream(SourceStream):
     """The folder of one stream."""
 
-    __slots__ = ("_broker_name", "_folder", "_name")
+    __slots__ = ("_broker_name", "_folder", "_name", "_pool")
 
-    def __init__(self, folder: Path, *, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path, *, name: str, pool: BufferPool | None = None) -> None:
+        """`pool` is the memory that the streams of a source share."""
+        self._folder, self._name, self._pool = folder, name, pool or BufferPool()
         linked = os.path.basename(os.path.realpath(folder))
         self._broker_name = linked if _BROKERS_FOLDER.fullmatch(linked) else name
 
@@ -135,13 +137,14 @@ class RabbitmqStream(SourceStream):
 
     def _snapshot_of(self, recovered: Recovered) -> Snapshot:
         table = lru_cache(TABLES_KEPT)(partial(sealed_table, stream=self._name))
+        ledger = partial(SegmentLedger, pool=self._pool)
         ledgers = [
-            SegmentLedger(sealed.pair, next_offset=sealed.next_offset, load=partial(table, sealed))
+            ledger(sealed.pair, next_offset=sealed.next_offset, load=partial(table, sealed))
             for sealed in recovered.sealed
         ]
         if newest := recovered.newest:
             rows = newest.rows
-            ledgers.append(SegmentLedger(newest.pair, next_offset=newest.last.next_offset, load=lambda: rows))
+            ledgers.append(ledger(newest.pair, next_offset=newest.last.next_offset, load=lambda: rows))
         return Snapshot(
             ledgers=ledgers,
             first_offset=recovered.first_offset,
@@ -163,8 +166,8 @@ def _mark(folder: Path) -> FilesMark:
     return len(names), tuple(newest), tuple(sizes)
 
 
-def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
-    """Return the streams at `path`, and notes on skipped folders."""
+def _find(path: Path, pool: BufferPool) -> tuple[list[RabbitmqStream], list[str]]:
+    """Return the streams at `path`, which share `pool`, and notes on skipped folders."""
     with explained("look at", path):
         if not os.path.lexists(path):
             raise NotOffloaded(f"{SCHEME}{shown(path)} does not exist")
@@ -181,7 +184,7 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
         elif not name or shown(name) != name:
             notes.append(f"skipped: the name of {shown(folder)} is not UTF-8")
         else:
-            streams.append(RabbitmqStream(folder, name=name))
+            streams.append(RabbitmqStream(folder, name=name, pool=pool))
     if not streams:
         raise NotOffloaded(f"{SCHEME}{shown(path)} holds no stream")
     return streams, notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -16,7 +17,7 @@ from osiris_data import DATA
 from servers import Place, Running, servers_of
 from wire import Answer, wire
 
-from offload import Body, NotFound, ObjectStore, Plugins
+from offload import Body, NotFound, ObjectStore, Plugins, TryAgain
 from offload.formats.checksums import crc32c
 from offload.opening import open_store
 
@@ -50,6 +51,21 @@ def test_the_store_keeps_a_checksum_of_an_object_put_whole(running_server: Runni
         return await checksum(store)
 
     assert of_place(running_server.place(), put_and_ask) == crc32c(DIGITS)
+
+
+@pytest.mark.parametrize("running_server", [pytest.param("minio", id="minio")], indirect=True)
+def test_bytes_that_changed_since_their_check_are_refused_by_the_server(running_server: Running) -> None:
+    """The server compares the checksum of the check, and not one of the bytes that are sent."""
+    place = running_server.place()
+    changed = replace(Body.of(bytes(100_000)), crc32c=lambda: crc32c(bytes(99_999) + b"\1"))
+
+    async def put(store: ObjectStore) -> None:
+        with pytest.raises(TryAgain, match="XAmzContentChecksumMismatch"):
+            await store.put("a/key", changed)
+
+    of_place(place, put)
+
+    assert not place.keys()
 
 
 @pytest.mark.parametrize("running_server", servers_of("s3") + servers_of("gcs"), indirect=True)

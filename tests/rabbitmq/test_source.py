@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +15,11 @@ from osiris_data import DATA, chunks
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.contracts.source import Snapshot
+from offload.contracts.store import Buffer
 from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
 from offload.formats.chunk import check_chunks
+from offload.formats.chunk_writer import build_chunk
+from offload.store.buffers import POOLED_SIZE_BYTES_MIN
 
 
 def source_of(path: Path) -> RabbitmqSource:
@@ -256,32 +259,70 @@ def test_a_deleted_stream_may_be_tried_again(tmp_path: Path) -> None:
         asyncio.run(look_too_late())
 
 
-def test_a_read_returns_the_remaining_bytes_of_a_shortened_segment(tmp_path: Path) -> None:
-    write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
+def large_chunks(count: int) -> list[bytes]:
+    """Return chunks that are read into memory of the source's pool, one by one."""
+    bodies = ([bytes([number]) * POOLED_SIZE_BYTES_MIN] for number in range(count))
+    return [build_chunk(body, offset=at, timestamp_ms=at, epoch=1) for at, body in enumerate(bodies)]
 
-    async def read_cut(snapshot: Snapshot) -> bytes:
+
+SIZES = pytest.mark.parametrize("made", [simple_chunks, large_chunks], ids=["small", "large"])
+
+
+@SIZES
+def test_a_read_returns_the_remaining_bytes_of_a_shortened_segment(
+    tmp_path: Path, made: Callable[[int], Iterable[bytes]]
+) -> None:
+    raw = b"".join(made(2))
+    write_stream(tmp_path, made(4), segment_chunks=2)
+
+    async def read_cut(snapshot: Snapshot) -> Buffer:
         ledger = snapshot.ledgers[0]
         table = await ledger.table()
-        os.truncate(tmp_path / f"{0:020}.segment", 100)
+        os.truncate(tmp_path / f"{0:020}.segment", len(raw))
         return await ledger.read(table)
 
-    assert with_snapshot(tmp_path, read_cut) == b"".join(simple_chunks(2))[: 100 - 8]
+    assert with_snapshot(tmp_path, read_cut) == raw[:-8], "the file begins with a header of 8 bytes"
 
 
-def test_a_window_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_stream(tmp_path, simple_chunks(9))
-    reads: list[tuple[int, int]] = []
-    pread = os.pread
+@SIZES
+def test_a_window_is_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[int], Iterable[bytes]]
+) -> None:
+    write_stream(tmp_path, made(9))
+    reads: list[int] = []
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: reads.append(args[2]) or call(*args)
 
     async def read_counted(snapshot: Snapshot) -> None:
         (ledger,) = snapshot.ledgers
         table = await ledger.table()
-        monkeypatch.setattr(os, "pread", lambda *args: reads.append(args[1:]) or pread(*args))
-        await ledger.read(table[2:5])
-        start = int(table["position"][2])
-        assert reads == [(int(table["position"][5]) - start, start)]
+        for name in ("pread", "preadv"):
+            monkeypatch.setattr(os, name, counted(getattr(os, name)))
+        window = await ledger.read(table[2:5])
+        assert reads == [int(table["position"][2])]
+        assert window == b"".join([*made(9)][2:5])
 
     with_snapshot(tmp_path, read_counted)
+
+
+def test_windows_keep_their_bytes_while_others_are_read(tmp_path: Path) -> None:
+    """Memory is used again, but not before the last view of it is gone."""
+    wanted = large_chunks(6)
+    write_stream(tmp_path, wanted)
+
+    async def read_by_turns(snapshot: Snapshot) -> None:
+        (ledger,) = snapshot.ledgers
+        table = await ledger.table()
+        held = {0: await ledger.read(table[:1])}
+        for number in range(1, 6):
+            held[number] = await ledger.read(table[number : number + 1])
+            if number % 2:
+                del held[number]
+        assert held == {number: wanted[number] for number in held}
+        assert all(memoryview(each).readonly for each in held.values())
+
+    with_snapshot(tmp_path, read_by_turns)
 
 
 def test_a_snapshot_reads_no_index_of_a_sealed_segment(
