@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from azure.core.pipeline.transport import AsyncHttpTransport
 from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from offload_cloud.options import shown
 
 from offload.errors import Misuse
 from offload_azure.account import Account, account_of
+from offload_azure.direct import DirectTransport
 from offload_azure.failures import one_line
 from offload_azure.options import AzureOptions
 from offload_azure.transport import OneRequestTransport
@@ -28,34 +30,47 @@ GET_SIZE_BYTES_MAX: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class AzureClient:
-    """A client of one container, with the service and the account that are closed after it."""
+    """Clients of one container, with the services and the account that are closed after them."""
 
     container: ContainerClient
-    service: BlobServiceClient
+    """Sends small requests: creates, listings, deletions."""
+
+    data: ContainerClient
+    """Moves fragments: another one if the option `client` says so."""
+
+    services: tuple[BlobServiceClient, ...]
     account: Account
 
     async def aclose(self) -> None:
         """Close the connections, also those of the credential."""
-        await self.service.close()
+        for service in self.services:
+            await service.close()
         await _close(self.account.credential)
 
 
 async def open_client(options: AzureOptions, container: str) -> AzureClient:
-    """Return a client on the running event loop, without caches. Raises `Misuse` for wrong settings."""
+    """Return clients on the running event loop, without caches. Raises `Misuse` for wrong settings."""
     account = account_of(options)
-    transport = OneRequestTransport(
-        verify=options.verify,
-        connections_max=options.connections_max,
-        connect_timeout_seconds=options.connect_timeout_seconds,
-        read_timeout_seconds=options.read_timeout_seconds,
-    )
+    transports: list[AsyncHttpTransport[Any, Any]] = [
+        OneRequestTransport(
+            verify=options.verify,
+            connections_max=options.connections_max,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            read_timeout_seconds=options.read_timeout_seconds,
+            proxy=shown(options.proxy),
+        )
+    ]
+    if options.client == "direct":
+        transports.append(DirectTransport(options))
     try:
-        service = _service(account, _settings(options) | {"transport": transport})
+        services = tuple(_service(account, _settings(options, transport)) for transport in transports)
     except ValueError as exc:
-        await transport.close()
+        for transport in transports:
+            await transport.close()
         await _close(account.credential)
         raise Misuse(f"azure: {one_line(exc)}") from None
-    return AzureClient(service.get_container_client(container), service, account)
+    containers = [service.get_container_client(container) for service in services]
+    return AzureClient(containers[0], containers[-1], services, account)
 
 
 def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
@@ -64,15 +79,14 @@ def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
     return BlobServiceClient(account.url, credential=account.credential, **settings)
 
 
-def _settings(options: AzureOptions) -> dict[str, Any]:
-    proxy = shown(options.proxy)
+def _settings(options: AzureOptions, transport: AsyncHttpTransport[Any, Any]) -> dict[str, Any]:
     return {
+        "transport": transport,  # it also chooses the proxy
         "retry_total": 0,  # `RetryingStore` retries, for all clients in one place
         "retry_to_secondary": False,
         "permit_redirects": False,
         "max_single_put_size": PUT_SIZE_BYTES_MAX,
         "max_single_get_size": GET_SIZE_BYTES_MAX,
-        "proxies": {"http": proxy, "https": proxy} if proxy else None,
         "api_version": options.api_version,
     }
 

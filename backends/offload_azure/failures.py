@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
+from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up, refusal_of
 
@@ -37,8 +38,8 @@ from offload.errors import (
 )
 from offload_azure.transport import NEVER_SENT, ProxyRefused
 
-FAILURES: Final = (AzureError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
-"""Every type that the client raises: error replies, its own errors, and those of its libraries."""
+FAILURES: Final = (AzureError, ExchangeError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
+"""Every type that the clients raise: error replies, their own errors, and those of their libraries."""
 
 PERMISSIONS: Final = {"read": "r", "list": "l", "store": "c and w", "create": "c", "delete": "d"}
 """The letters that a shared access signature needs, by the first word of what was tried."""
@@ -127,6 +128,8 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
         return _of_reply(exc, said, what, key, lost)
     if isinstance(exc, ClientAuthenticationError):
         return StoreDenied(f"{said}: {_of_sign_in(exc)}")
+    if isinstance(exc, ExchangeError):
+        return meaning_of(exc, said, lost)
     if isinstance(exc, ValueError) and not isinstance(exc, OSError | aiohttp.ClientError):
         return Misuse(f"{said}: {one_line(exc)}")
     return _of_connection(exc, said, lost)

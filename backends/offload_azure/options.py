@@ -11,8 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.choice import ObstoreChoice
-from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 TAGS_MAX: Final = 10
@@ -85,8 +84,8 @@ class AzureOptions(StoreOptions):
 
     backend: ClassVar = "azure"
 
-    client: ObstoreChoice = "auto"
-    """The client that moves fragments: obstore, or that of fsspec. `auto`: obstore if it can be used."""
+    client: Client = "direct"
+    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     account_name: str | None = Field(default=None, pattern=r"^[a-z0-9]{3,24}$")
     account_key: Annotated[SecretStr, AfterValidator(_base64)] | None = None

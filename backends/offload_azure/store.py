@@ -29,12 +29,15 @@ from typing import Any, Final, NoReturn, TypeVar
 from azure.core import MatchConditions
 from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, StandardBlobTier
 from azure.storage.blob.aio import BlobClient
+from offload_cloud.direct import DirectReply
+from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.ranges import asked_for, exactly
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
-from offload.store.parts import check_create, put_in_parts, whole
+from offload.store.buffers import BufferPool
+from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained
@@ -70,6 +73,7 @@ class AzureStore(ObjectStore):
         self.options: Final = options or AzureOptions()
         self._client: AzureClient | None = None
         self._opening = asyncio.Lock()
+        self._long_reads = LongReads(self._range_reply, BufferPool())
 
     def __repr__(self) -> str:
         return f"AzureStore({self.url!r})"
@@ -106,7 +110,8 @@ class AzureStore(ObjectStore):
         check(key)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
-            await self._put(key, await whole(body), what="store", overwrite=True, **self.kept)
+            blob, windows = await self.data_blob(key), await windows_in_memory(body)
+            await self._put(blob, key, windows, what="store", overwrite=True, **self.kept)
         else:
             # Azure takes 50,000 blocks at most, so the blocks of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
@@ -122,27 +127,29 @@ class AzureStore(ObjectStore):
         check_create(key, data, self.capabilities)
         try:
             # `overwrite=False` sends `If-None-Match: *`.
-            await self._put(check(key), data, what="create", overwrite=False)
+            await self._put(await self.blob(check(key)), key, [data], what="create", overwrite=False)
         except AlreadyExists as exc:
             # With another code, or an object that exists or cannot be asked for, the create has lost.
             if code_of(exc.__cause__) != "BlobAlreadyExists" or not await self._is_absent(key):
                 raise
             await create_of_a_block(self, key, data)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET; for a suffix a HEAD before it, because Azure has no ranges from the end.
 
         A range beyond the object's end (416) reads as empty.
         """
-        blob = await self.blob(check(key))
         wanted = asked_for(span)
+        data: Buffer
         match wanted:
+            case Span() if self.options.client == "direct":
+                data = await self.ask(self._long_reads.get(check(key), wanted), f"read {key!r}", key=key)
             case Span(start, length):
-                data = await self._read(blob, key, start, length)
+                data = await self._read(check(key), start, length)
             case Suffix():
-                data = await self._read_end(blob, key, wanted)
+                data = await self._read_end(check(key), wanted)
             case _:
-                data = await self._read(blob, key, 0, None)
+                data = await self._read(check(key), 0, None)
         # An empty span was requested as one byte, which proves that the object exists (`asked_for`).
         return data if span is None or span.length else b""
 
@@ -202,13 +209,14 @@ class AzureStore(ObjectStore):
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
+        self._long_reads.close()
         # Forgotten before the first await, so that a second call at the same time closes nothing twice.
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
     async def client(self) -> AzureClient:
-        """Return the client, made on first use."""
+        """Return the clients, made on first use."""
         async with self._opening:
             # One at a time: requests that arrive meanwhile wait for the same client.
             if self._client is None:
@@ -216,8 +224,12 @@ class AzureStore(ObjectStore):
             return self._client
 
     async def blob(self, key: str) -> BlobClient:
-        """Return the client of one blob."""
+        """Return the client of one blob for small requests."""
         return (await self.client()).container.get_blob_client(key)
+
+    async def data_blob(self, key: str) -> BlobClient:
+        """Return the client that moves the bytes of one blob."""
+        return (await self.client()).data.get_blob_client(key)
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
         """Await one request, and raise the port's errors for those of the client."""
@@ -254,63 +266,95 @@ class AzureStore(ObjectStore):
         digest = hashlib.sha256(base64.b64decode(key)).digest()
         return {"cpk": CustomerProvidedEncryptionKey(key, base64.b64encode(digest).decode())}
 
-    async def _put(self, key: str, data: bytes, *, what: str, **settings: Any) -> None:
+    async def _put(
+        self, blob: BlobClient, key: str, windows: Sequence[bytes], *, what: str, **settings: Any
+    ) -> None:
         # The service refuses bytes that do not match the MD5, and keeps it: a read of the whole object is
         # compared with it.
-        md5 = await md5_of(data)
-        blob = await self.blob(key)
+        md5 = await md5_of(windows)
+        # The client would join the windows. So it signs their size, and the transport sends them.
+        size_bytes = sum(map(len, windows))
         call = blob.upload_blob(
-            data, length=len(data), headers={"Content-MD5": md5}, **settings, **self.encrypted
+            b"",
+            length=size_bytes,
+            windows=windows,
+            headers={"Content-MD5": md5},
+            **settings,
+            **self.encrypted,
         )
         await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
 
-    async def _read(
-        self, blob: BlobClient, key: str, start: int, length: int | None, **conditions: Any
-    ) -> bytes:
-        # The client returns bytes alone. The hook keeps the reply, whose headers say which part it is.
-        replies: list[Any] = []
-        where = f"{self.url}: {key!r}"
-
-        async def read() -> bytes:
-            call = blob.download_blob(
-                offset=start, length=length, raw_response_hook=replies.append, **conditions, **self._keyed
-            )
-            try:
-                # The body is read within `ask`, so an error in the middle of it is one of the port too.
-                data: bytes = await (await call).readall()
-            except ValueError as exc:  # the client cannot read a reply without `Content-Range`
-                # Without a reply the client refused to send, such as the caller's key over plain HTTP. That
-                # stays `Misuse`.
-                if not replies:
-                    raise
-                raise TryAgain(
-                    f"{where}: the reply does not say which part it is; is this a blob service?"
-                ) from exc
-            return data
-
+    async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
+        """Send one GET for a span, and return its reply while the body is on its way."""
+        opened: list[DirectReply] = []
         try:
-            data = await self.ask(read(), f"read {key!r}", key=key)
-        except OffloadError as exc:
-            if code_of(exc.__cause__) not in BEYOND_THE_END:
-                raise
-            if self.options.hierarchical_namespace:
-                await self._properties(blob, key)  # it may be a folder, which reads as empty too
+            head = await self._ask_for(key, span.start, span.length, opened=opened.append)
+            if head is None:
+                return None
+            [body] = opened
+            return range_reply(
+                body,
+                span,
+                status=body.status,
+                content_range=body.headers.get("content-range"),
+                size_bytes=body.check_body(),
+                where=f"{self.url}: {key!r}",
+            )
+        except BaseException:
+            for body in opened:
+                body.close()
+            raise
+
+    async def _read(self, key: str, start: int, length: int | None, **conditions: Any) -> bytes:
+        """Send one GET, and return its body. Compares the MD5 of a whole object (`length` is None)."""
+        reply = await self._ask_for(key, start, length, **conditions)
+        if reply is None:
             return b""
-        reply = replies[-1].http_response
-        # The service stores a folder as a blob without bytes, which would read as an empty object.
-        if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
-            raise NotFound(key, store=self.url)
         # No object is as long: this span means everything from `start` on.
-        asked = Span(start, 2**62 if length is None else length)
+        asked, where = Span(start, 2**62 if length is None else length), f"{self.url}: {key!r}"
         content_range = reply.headers.get("Content-Range")
-        data = exactly(asked, data, status=reply.status_code, content_range=content_range, where=where)
+        data = exactly(
+            asked, reply.body(), status=reply.status_code, content_range=content_range, where=where
+        )
         # The MD5 is that of the whole object, so it says nothing about a part.
         if length is None:
             await make_sure_of_sum(data, reply.headers.get("x-ms-blob-content-md5"), where)
         return data
 
-    async def _properties(self, blob: BlobClient, key: str) -> BlobProperties:
+    async def _ask_for(self, key: str, start: int, length: int | None, **settings: Any) -> Any:
+        """Send one GET, and return its reply in the form of the SDK; None if the object ends before."""
+        blob, what = await self.data_blob(key), f"read {key!r}"
+        # The client returns bytes alone, and sends another request if they are too few. The hook keeps the
+        # reply, whose headers say which part it is.
+        replies: list[Any] = []
+        call = blob.download_blob(
+            offset=start, length=length, raw_response_hook=replies.append, **settings, **self._keyed
+        )
+        try:
+            await self.ask(call, what, key=key)
+        except Misuse as exc:  # the client cannot read a reply without `Content-Range`
+            # Without a reply the client refused to send, such as the caller's key over plain HTTP. That
+            # stays `Misuse`.
+            if not replies:
+                raise
+            raise TryAgain(
+                f"{self.url}: {key!r}: the reply does not say which part it is; is this a blob service?"
+            ) from exc
+        except OffloadError as exc:
+            if code_of(exc.__cause__) not in BEYOND_THE_END:
+                raise
+            if self.options.hierarchical_namespace:
+                await self._properties(key)  # it may be a folder, which reads as empty too
+            return None
+        reply = replies[-1].http_response
+        # The service stores a folder as a blob without bytes, which would read as an empty object.
+        if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
+            raise NotFound(key, store=self.url)
+        return reply
+
+    async def _properties(self, key: str) -> BlobProperties:
         """Send one HEAD. Raises `NotFound` for a folder as well."""
+        blob = await self.blob(key)
         seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
         if (seen.metadata or {}).get(FOLDER) == "true":
             raise NotFound(key, store=self.url)
@@ -319,7 +363,7 @@ class AzureStore(ObjectStore):
     async def _is_absent(self, key: str) -> bool:
         """Return True if the service says that the object is absent; False otherwise, also on any error."""
         try:
-            await self._properties(await self.blob(key), key)
+            await self._properties(key)
         except NotFound:
             return True
         # Any doubt counts as an object that exists. Then the create has lost, and its caller reads back.
@@ -327,9 +371,9 @@ class AzureStore(ObjectStore):
             return False
         return False
 
-    async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
+    async def _read_end(self, key: str, wanted: Suffix) -> bytes:
         """Return the end of the version whose size was read. Raises `TryAgain` if another replaces it."""
-        seen = await self._properties(blob, key)
+        seen = await self._properties(key)
         if not seen.etag:
             raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is this a blob service?")
         start, end = clip(wanted, seen.size)
@@ -337,7 +381,7 @@ class AzureStore(ObjectStore):
             return b""
         # Without the condition, a new version of another size would return bytes that are not its end.
         same = {"etag": seen.etag, "match_condition": MatchConditions.IfNotModified}
-        return await self._read(blob, key, start, end - start, **same)
+        return await self._read(key, start, end - start, **same)
 
     async def _delete(self, key: str) -> None:
         blob = await self.blob(key)
@@ -379,5 +423,5 @@ async def make_sure_of_sum(data: bytes, stored: str | None, where: str) -> None:
 
     The service keeps none of an object that was stored in blocks.
     """
-    if stored and (found := await md5_of(data)) != stored:
+    if stored and (found := await md5_of([data])) != stored:
         raise TryAgain(f"{where} was damaged on the way: its MD5 is {stored}, the reply has {found}")

@@ -1,6 +1,7 @@
 """MD5, the only checksum that Azure both compares on arrival and keeps. A thread sums long bodies.
 
-It protects bytes in transit, not against an attacker. CRC-64 would need another compiled package.
+It protects bytes in transit, not against an attacker. Azure compares a CRC-64 too, which takes a tenth of the
+time. It is not used: Azurite refuses its header, so nothing could be tested, and Azure does not keep it.
 """
 
 from __future__ import annotations
@@ -8,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 INLINE_SIZE_BYTES_MAX: Final = 256 * 2**10
 """For fewer bytes a thread would take longer than the sum itself: 0.4 ms at 650 MB/s."""
 
 
-async def md5_of(data: bytes) -> str:
-    """Return the MD5 of some bytes as a header has it."""
-    if len(data) <= INLINE_SIZE_BYTES_MAX:
-        return _md5(data)
-    return await asyncio.to_thread(_md5, data)
+async def md5_of(windows: Sequence[bytes]) -> str:
+    """Return the MD5 of windows as if they were joined, as a header has it."""
+    if sum(map(len, windows)) <= INLINE_SIZE_BYTES_MAX:
+        return _md5(windows)
+    return await asyncio.to_thread(_md5, windows)
 
 
-def _md5(data: bytes) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+def _md5(windows: Sequence[bytes]) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    for window in windows:
+        found.update(window)
+    return base64.b64encode(found.digest()).decode()

@@ -10,16 +10,23 @@ Invariant: no error that leaves this module has a URL's query in its text, becau
 
 from __future__ import annotations
 
+import re
 import ssl
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from azure.core.pipeline.transport import AioHttpTransport
-from offload_cloud.bodies import watched
+from offload_cloud.bodies import sliced, watched
 
 NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Errors of connecting: the server received nothing."""
+
+
+_CONTENT_RANGE: Final = re.compile(r"bytes \d+-(\d+|-1)/\d+")
 
 
 class ProxyRefused(aiohttp.ClientError):
@@ -56,6 +63,7 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         connections_max: int,
         connect_timeout_seconds: float,
         read_timeout_seconds: float,
+        proxy: str | None,
     ) -> None:
         session = aiohttp.ClientSession(
             # Not by `connection_verify`, which makes a TLS context, and so a connection, for every request.
@@ -63,7 +71,6 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
             middlewares=(once,),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=True,
         )
         super().__init__(
             session=session,
@@ -71,12 +78,38 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
             connection_timeout=connect_timeout_seconds,
             read_timeout=read_timeout_seconds,
         )
-        self._stall_seconds = read_timeout_seconds
+        self._stall_seconds, self._proxy = read_timeout_seconds, proxy
 
-    async def send(self, request: Any, *, stream: bool = False, **config: Any) -> Any:
-        """Send a request and read its reply to the end, even if the caller asks for a stream."""
-        request.data = watched(request.data, self._stall_seconds)
-        return await super().send(request, stream=False, **config)
+    async def send(
+        self, request: Any, *, stream: bool = False, windows: Sequence[bytes] | None = None, **config: Any
+    ) -> Any:
+        """Send a request and read its reply to the end, even if the caller asks for a stream.
+
+        `windows` are the body, instead of that of the request.
+        """
+        body = request.data if windows is None else sliced(windows)
+        request.data = watched(body, self._stall_seconds)
+        proxy = proxy_for(request.url, self._proxy)
+        response = await super().send(request, stream=False, proxy=proxy, **config)
+        drop_odd_range(response.headers)
+        return response
+
+
+def drop_odd_range(headers: MutableMapping[str, str]) -> None:
+    """Remove a header `Content-Range` that the SDK cannot read. It reports a missing one in a clear way."""
+    if not _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "")):
+        headers.pop("Content-Range", None)
+
+
+def proxy_for(url: str, chosen: str | None) -> str | None:
+    """Return the proxy on the way to a URL: the chosen one, else that of the environment.
+
+    The HTTP library could read the environment too, but would then also take logins from ~/.netrc.
+    """
+    place = urlsplit(url)
+    if chosen is not None or proxy_bypass(place.netloc):
+        return chosen
+    return getproxies().get(place.scheme)
 
 
 def _tls(verify: bool | str) -> ssl.SSLContext | bool:

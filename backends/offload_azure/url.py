@@ -10,12 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from offload_cloud.choice import takes_obstore
-
 from offload.contracts.store import ObjectStore
 from offload.errors import Misuse
 from offload.store.prefix import PrefixStore
-from offload_azure.fast import fast_store, why_not_fast
 from offload_azure.options import AzureOptions
 from offload_azure.store import AzureStore, check
 
@@ -34,16 +31,9 @@ def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
     if not _CONTAINER.fullmatch(container):
         raise Misuse(f"{url!r} names no container: {FORM}")
     checked = AzureOptions.of(dict(options) | (_account(host, options) if at else {}))
-    store = open_container(container, checked, place=place)
+    store = AzureStore(container=container, options=checked, place=place)
     prefix = prefix.strip("/")
     return PrefixStore(store, check(prefix)) if prefix else store
-
-
-def open_container(container: str, options: AzureOptions, *, place: str = "") -> ObjectStore:
-    """Return the store of a container. The options choose the client for its fragments."""
-    store = AzureStore(container=container, options=options, place=place)
-    why_not = why_not_fast(options)
-    return fast_store(store) if takes_obstore(options.client, why_not, backend="azure") else store
 
 
 def _account(host: str, options: Mapping[str, Any]) -> dict[str, str]:

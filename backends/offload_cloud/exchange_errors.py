@@ -20,7 +20,7 @@ class Cause(Enum):
     """The reason of an error. The value is its text, about the server `{place}`."""
 
     # Nothing was sent.
-    UNRESOLVED = "the name of {place} does not resolve; check `endpoint_url`, and `region` on S3"
+    UNRESOLVED = "the name of {place} does not resolve; check `endpoint_url`, `region` or `account_name`"
     UNREACHABLE = "nothing answers at {place}; check `endpoint_url`, and that the server runs"
     SLOW_CONNECT = "{place} accepts no connection within `connect_timeout_seconds`"
     TLS = "{detail}"

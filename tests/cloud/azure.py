@@ -1,4 +1,4 @@
-"""The Azure client by fsspec on a server of a test, and a minimal imitation of Azure."""
+"""The Azure clients on a server of a test, and a minimal imitation of Azure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
+import pytest
 from cloud import calls
 from cloud.calls import DIGITS, SECRET_IN_BASE64, Client, asked_range
-from offload_azure import AzureOptions
-from offload_azure.url import open_container
+from offload_azure import AzureOptions, AzureStore
 from wire import Answer, Heard
 
 KEY = SECRET_IN_BASE64
@@ -63,11 +63,13 @@ def refusal(code: str, status: int, message: str = "m", inside: str = "", **head
 
 
 AZURE = Client(
-    open=lambda options: open_container("container", AzureOptions.of(options)),
+    open=lambda options: AzureStore(container="container", options=AzureOptions.of(options)),
     login=LOGIN,
     anonymous={"account_key": None, "anonymous": True},
     answers=answers,
     calls=(*Client.calls, calls.put_part),
     options={"client": "fsspec"},
 )
-of_store, error_of = AZURE.of_store, AZURE.error_of
+DIRECT_AZURE = AZURE.given(client="direct")
+EACH_AZURE = pytest.mark.parametrize("client", [DIRECT_AZURE, AZURE], ids=["direct", "fsspec"])
+of_store, error_of = DIRECT_AZURE.of_store, DIRECT_AZURE.error_of

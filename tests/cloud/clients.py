@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from cloud.azure import AZURE
+from cloud.azure import AZURE, DIRECT_AZURE
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 
 DIRECT_S3: Final = S3.given(client="direct")
-FAST_AZURE: Final = AZURE.given(client="obstore")
+
 SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
 """The client of each backend that sends all calls."""
 
@@ -20,7 +20,7 @@ CLIENTS: Final = {
     "gcsfs": GCS,
     "gcs-direct": DIRECT_GCS,
     "adlfs": AZURE,
-    "azure-obstore": FAST_AZURE,
+    "azure-direct": DIRECT_AZURE,
 }
 
 EACH_SERVICE: Final = pytest.mark.parametrize("client", SERVICES.values(), ids=list(SERVICES))
