@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from campaign import CAMPAIGN, campaign, leaving
-from cloud.on_server import ByObstore, OnServer
+from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_conformance.asynchronous import Run
 from servers import servers_of
@@ -15,7 +15,7 @@ SERVERS = pytest.mark.parametrize("running_server", servers_of("azure"), indirec
 
 LAYERS = campaign("layers above the Azure store, the slowest client: GCS has both in make test")
 
-OBSTORE = campaign("all clauses over client=obstore; tests/cloud runs it on imitations and end to end")
+FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 SLOW = leaving(
     "clauses of a thousand requests on Azurite; S3 and GCS have them, and Azure's pages a test of the wire",
@@ -61,18 +61,13 @@ class TestAzureProtocol(OnServer, ProtocolConformance):
     walk_examples = 4  # each request takes time here; in memory and in folders all are drawn
 
 
-@OBSTORE
+@FSSPEC
 @SERVERS
-class TestFastAzureStore(ByObstore, StoreConformance):
-    @pytest.mark.parametrize("key", ["a\\b", "a.", "a/b..."])
-    def test_keys_that_the_service_takes_for_others_are_refused(
-        self, run: Run, store: ObjectStore, key: str
-    ) -> None:
-        with pytest.raises(Misuse):
-            run(store.get(key))
+class TestFsspecAzureStore(ByFsspec, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
 
 
-@OBSTORE
+@FSSPEC
 @SERVERS
-class TestFastAzureOffloader(ByObstore, OffloaderConformance):
-    pass
+class TestFsspecAzureProtocol(ByFsspec, ProtocolConformance):
+    walk_examples = 4  # likewise

@@ -12,8 +12,8 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 from certificates import certificate, served
-from cloud.azure import SPEAKS, TAGGED, answers, error_of, of_store, page, part_of, refusal
-from cloud.calls import DIGITS, Call, asked_range, create, delete, get, names, put, reading, upload
+from cloud.azure import EACH_AZURE, SPEAKS, TAGGED, answers, error_of, of_store, page, part_of, refusal
+from cloud.calls import DIGITS, Call, Client, asked_range, create, delete, get, names, put, reading, upload
 from offload_azure import AzureStore
 from wire import Answer, Heard, Wire, wire
 
@@ -172,39 +172,43 @@ def test_one_failed_delete_of_many_raises() -> None:
         (Span(0, 2**40), (0, 2**40 - 1), DIGITS),
     ],
 )
+@EACH_AZURE
 def test_a_span_is_one_request_for_a_range(
-    azure: Wire, span: Span, asked: tuple[int, int], found: bytes
+    client: Client, azure: Wire, span: Span, asked: tuple[int, int], found: bytes
 ) -> None:
-    assert of_store(azure.url, reading(span)) == found
+    assert client.of_store(azure.url, reading(span)) == found
 
     [heard] = azure.heard
     assert asked_range(heard) == asked
 
 
-def test_a_read_above_the_clients_limit_is_one_request() -> None:
+@EACH_AZURE
+def test_a_read_above_the_clients_limit_is_one_request(client: Client) -> None:
     """The client's default limit is 32 MiB."""
     data = bytes(33 * 2**20)
 
     with wire(lambda heard: part_of(data, heard)) as server:
-        assert of_store(server.url, lambda store: store.get("k")) == data
-        assert of_store(server.url, lambda store: store.get("k", Span(0, len(data)))) == data
+        assert client.of_store(server.url, lambda store: store.get("k")) == data
+        assert client.of_store(server.url, lambda store: store.get("k", Span(0, len(data)))) == data
 
     assert len(server.heard) == 2
 
 
-def test_an_empty_object_is_one_request() -> None:
+@EACH_AZURE
+def test_an_empty_object_is_one_request(client: Client) -> None:
     """By default the client asks again without a range."""
     with wire(lambda heard: part_of(b"", heard)) as server:
-        assert of_store(server.url, get) == b""
+        assert client.of_store(server.url, get) == b""
 
     assert len(server.heard) == 1
 
 
 @pytest.mark.parametrize(("length", "asked"), [(3, (7, 9)), (10, (0, 9)), (99, (0, 9))])
+@EACH_AZURE
 def test_a_suffix_is_read_from_the_version_whose_size_is_known(
-    azure: Wire, length: int, asked: tuple[int, int]
+    client: Client, azure: Wire, length: int, asked: tuple[int, int]
 ) -> None:
-    found = of_store(azure.url, reading(Suffix(length)))
+    found = client.of_store(azure.url, reading(Suffix(length)))
 
     head, read = azure.heard
     assert found == DIGITS[-length:]
@@ -213,14 +217,15 @@ def test_a_suffix_is_read_from_the_version_whose_size_is_known(
     assert read.headers["if-match"] == '"e"'
 
 
-def test_a_suffix_of_an_object_replaced_meanwhile_is_refused() -> None:
+@EACH_AZURE
+def test_a_suffix_of_an_object_replaced_meanwhile_is_refused(client: Client) -> None:
     """The result is an error, not bytes of the other version."""
 
     def replaced(heard: Heard) -> Answer:
         return refusal("ConditionNotMet", 412) if "if-match" in heard.headers else answers(heard)
 
     with wire(replaced) as server:
-        error = error_of(server.url, reading(Suffix(3)))
+        error = client.error_of(server.url, reading(Suffix(3)))
 
     assert type(error) is TryAgain
     assert "replaced" in str(error)
@@ -228,7 +233,8 @@ def test_a_suffix_of_an_object_replaced_meanwhile_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 10])
 @pytest.mark.parametrize("call", [get, reading(Span(0, 1)), reading(Suffix(1))])
-def test_a_folder_of_a_hierarchical_namespace_is_no_object(call: Call, size: int) -> None:
+@EACH_AZURE
+def test_a_folder_of_a_hierarchical_namespace_is_no_object(client: Client, call: Call, size: int) -> None:
     """The service stores it as a blob without bytes."""
 
     def folder(heard: Heard) -> Answer:
@@ -238,30 +244,33 @@ def test_a_folder_of_a_hierarchical_namespace_is_no_object(call: Call, size: int
         return part_of(DIGITS[:size], heard, **marked)
 
     with wire(folder) as server:
-        assert type(error_of(server.url, call, hierarchical_namespace="true")) is NotFound
+        assert type(client.error_of(server.url, call, hierarchical_namespace="true")) is NotFound
 
 
 @pytest.mark.parametrize(
     ("content_range", "body"), [("bytes 0-8/10", DIGITS[:9]), ("bytes 1-9/10", DIGITS[1:])]
 )
-def test_a_part_is_no_whole_object(content_range: str, body: bytes) -> None:
+@EACH_AZURE
+def test_a_part_is_no_whole_object(client: Client, content_range: str, body: bytes) -> None:
     with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
-        assert type(error_of(server.url, get)) is TryAgain
+        assert type(client.error_of(server.url, get)) is TryAgain
 
 
-def test_the_services_checksum_is_compared_with_the_body() -> None:
+@EACH_AZURE
+def test_the_services_checksum_is_compared_with_the_body(client: Client) -> None:
     with wire(lambda heard: part_of(DIGITS, heard, **{"x-ms-blob-content-md5": "AAAA"})) as server:
-        error = error_of(server.url, get)
+        error = client.error_of(server.url, get)
 
     assert type(error) is TryAgain
     assert "damaged" in str(error)
 
 
 @pytest.mark.parametrize("call", [get, put, create, names, reading(Suffix(1))])
-def test_a_web_page_is_no_object(call: Call) -> None:
+@EACH_AZURE
+def test_a_web_page_is_no_object(client: Client, call: Call) -> None:
     """A server that answers 200 to every request has stored nothing."""
     with wire(lambda heard: Answer(200, b"<html>hello</html>", {"Content-Type": "text/html"})) as server:
-        error = error_of(server.url, call)
+        error = client.error_of(server.url, call)
 
     assert "blob service" in str(error)
 

@@ -45,12 +45,6 @@ class OnServer:
         return self.place.keys()
 
 
-class ByObstore(OnServer):
-    """The same with `client=obstore`."""
-
-    client = "obstore"
-
-
 class ByFsspec(OnServer):
     """The same with `client=fsspec`."""
 

@@ -220,6 +220,7 @@ def test_finding_the_plugins_imports_no_sdk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", ["obstore", "auto"])
-def test_a_client_that_is_gone_names_the_one_that_replaced_it(client: str) -> None:
+@pytest.mark.parametrize("model", [S3Options, GcsOptions, AzureOptions])
+def test_a_client_that_is_gone_names_the_one_that_replaced_it(model: Options, client: str) -> None:
     with pytest.raises(Misuse, match=f"'client': {client} was replaced by `direct`.* leave the option out"):
-        S3Options.of({"client": client})
+        model.of({"client": client})

@@ -74,6 +74,7 @@ def test_a_server_that_ignores_ranges_is_noticed(client: Client) -> None:
         ("bytes 3-6/10", b"345"),
         ("bytes 3-7/10", b"34567"),
         ("pages 3-6/10", b"3456"),
+        ("3-6/10", b"3456"),
         ("", b"3456"),
     ],
 )

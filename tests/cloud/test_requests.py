@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 from certificates import certificate, served
-from cloud.azure import AZURE, KEY
-from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get, put
-from cloud.clients import CLIENTS, DIRECT_S3, EACH_CALL, EACH_CLIENT, FAST_AZURE, SERVICES
+from cloud.azure import AZURE, DIRECT_AZURE, KEY
+from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get
+from cloud.clients import DIRECT_S3, EACH_CALL, EACH_CLIENT
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 from offload_cloud import long_reads
@@ -22,12 +22,6 @@ from offload import ObjectStore, OutcomeUnknown, Span, StoreDenied, TryAgain
 
 MARKS: Final = {"x-amz-request-id": "r", "x-ms-request-id": "r", "x-ms-version": "2026-02-06"}
 """Headers by which the clients know the services."""
-
-
-def follows(client: Client, call: Call) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the mark of a call that obstore sends: it follows redirects, and has no option against it."""
-    is_fast = client is FAST_AZURE and call in (put, get)
-    return (pytest.mark.xfail(reason="obstore follows redirects"),) if is_fast else ()
 
 
 # One call is one request
@@ -70,14 +64,7 @@ def test_a_request_that_is_refused_is_sent_once(client: Client, call: Call) -> N
     assert len(server.heard) == len(statuses)
 
 
-@pytest.mark.parametrize(
-    ("client", "call"),
-    [
-        pytest.param(client, call, id=f"{name}-{call.__name__}", marks=follows(client, call))
-        for name, client in CLIENTS.items()
-        for call in client.calls
-    ],
-)
+@EACH_CALL
 def test_no_redirect_is_followed(client: Client, call: Call) -> None:
     """It could lead the bytes and the credentials to a stranger."""
     statuses = iter((301, 302, 303, 307, 308))
@@ -165,15 +152,11 @@ def test_a_call_through_an_absent_proxy_may_be_tried_again(client: Client, schem
 def test_requests_are_signed_unless_the_client_is_anonymous(
     client: Client, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No login of the environment or of `~/.netrc` is used then.
-
-    The Azure client gives a login for its host in `~/.netrc` to its HTTP library, which then refuses to sign.
-    """
+    """No login of the environment or of `~/.netrc` is used then."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password HUSH\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "HUSH")
-    if client not in (AZURE, FAST_AZURE):
-        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
     with wire(client.answers) as server:
         client.of_store(server.url, call)
@@ -195,8 +178,7 @@ def test_requests_are_signed_unless_the_client_is_anonymous(
             for addressing, host in (("path", "store.invalid/bucket"), ("virtual", "bucket.store.invalid"))
         ],
         *[(client, GCS.anonymous, "store.invalid/storage/v1/b/bucket/o") for client in (GCS, DIRECT_GCS)],
-        (AZURE, {}, "store.invalid/container"),
-        (FAST_AZURE, {}, "store.invalid/container"),
+        *[(client, {}, "store.invalid/container") for client in (AZURE, DIRECT_AZURE)],
     ],
 )
 def test_a_proxy_gets_the_whole_address_and_its_login(
@@ -210,19 +192,28 @@ def test_a_proxy_gets_the_whole_address_and_its_login(
     [heard] = server.heard
     assert heard.target.partition("?")[0].replace("%2F", "/") == f"http://{host}/a/key"
     assert base64.b64decode(heard.headers["proxy-authorization"].split()[1]) == b"user:HUSH"
-    assert ("object_store" in heard.headers["user-agent"]) == (client is FAST_AZURE)
+
+
+@EACH_CLIENT
+def test_the_proxy_of_the_environment_is_used_except_for_hosts_that_it_excludes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with wire(client.answers) as proxy, wire(client.answers) as server:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        client.of_store("http://store.invalid", get, **client.anonymous)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        client.of_store(server.url, get)
+
+    assert [heard.headers["host"] for heard in proxy.heard] == ["store.invalid"]
+    assert len(server.heard) == 1
 
 
 # Certificates
 
-EACH_WITH_TLS: Final = pytest.mark.parametrize(
-    "client",
-    [*SERVICES.values(), DIRECT_S3, DIRECT_GCS],
-    ids=[*SERVICES, "s3-direct", "gcs-direct"],
-)
 
-
-@EACH_WITH_TLS
+@EACH_CLIENT
 def test_a_certificate_is_checked_unless_the_options_say_otherwise(client: Client, tmp_path: Path) -> None:
     made = certificate(tmp_path)
 
@@ -242,7 +233,7 @@ def test_a_certificate_is_checked_unless_the_options_say_otherwise(client: Clien
 @pytest.mark.parametrize(
     ("days", "address", "said"), [(-1, "127.0.0.1", "has expired"), (1, "127.0.0.9", "for another name")]
 )
-@EACH_WITH_TLS
+@EACH_CLIENT
 def test_an_invalid_certificate_is_named(
     client: Client, tmp_path: Path, days: int, address: str, said: str
 ) -> None:

@@ -21,7 +21,7 @@ CLIENTS = [
     pytest.param("gs://bucket", {"anonymous": "true", "client": "fsspec"}, id="gcs-fsspec"),
     pytest.param("gs://bucket", {"anonymous": "true", "client": "direct"}, id="gcs-direct"),
     pytest.param("az://container", AZURE | {"client": "fsspec"}, id="azure-fsspec"),
-    pytest.param("az://container", AZURE | {"client": "obstore"}, id="azure-obstore"),
+    pytest.param("az://container", AZURE | {"client": "direct"}, id="azure-direct"),
 ]
 CALLS: list[Callable[[ObjectStore], Awaitable[Any]]] = [
     lambda store: store.get("a/b"),
