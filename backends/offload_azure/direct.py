@@ -25,11 +25,12 @@ from azure.core.utils import case_insensitive_dict
 from offload_cloud.direct import Direct, DirectReply
 from offload_cloud.exchange import Request, TimeLimits
 from offload_cloud.options import shown
+from offload_cloud.proxies import proxy_for
 from offload_cloud.ranges import PART, WHOLE, size_asked_for
 from offload_cloud.tls import trusting
 
 from offload_azure.options import AzureOptions
-from offload_azure.transport import drop_odd_range, proxy_for
+from offload_azure.transport import drop_odd_range
 
 __all__ = ["DirectTransport"]
 
@@ -82,7 +83,8 @@ class DirectTransport(AsyncHttpTransport[Any, Any]):
             headers=dict(request.headers),
             body=([request.data] if request.data else []) if windows is None else windows,
         )
-        reply = await self._direct.ask(sent, proxy=proxy_for(request.url, self._proxy))
+        proxy = proxy_for(request.url, self._proxy, backend="azure")
+        reply = await self._direct.ask(sent, proxy=proxy)
         try:
             asked = size_asked_for(request.headers.get("x-ms-range", ""))
             reply.check_body(asked if reply.status == PART else None)

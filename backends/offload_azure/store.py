@@ -73,7 +73,9 @@ class AzureStore(ObjectStore):
         self.options: Final = options or AzureOptions()
         self._client: AzureClient | None = None
         self._opening = asyncio.Lock()
-        self._long_reads = LongReads(self._range_reply, BufferPool())
+        self._long_reads = LongReads(
+            self._range_reply, BufferPool(), connections_max=self.options.connections_max
+        )
 
     def __repr__(self) -> str:
         return f"AzureStore({self.url!r})"

@@ -14,13 +14,12 @@ import re
 import ssl
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from azure.core.pipeline.transport import AioHttpTransport
 from offload_cloud.bodies import sliced, watched
+from offload_cloud.proxies import proxy_for
 
 NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Errors of connecting: the server received nothing."""
@@ -89,7 +88,7 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         """
         body = request.data if windows is None else sliced(windows)
         request.data = watched(body, self._stall_seconds)
-        proxy = proxy_for(request.url, self._proxy)
+        proxy = proxy_for(request.url, self._proxy, backend="azure")
         response = await super().send(request, stream=False, proxy=proxy, **config)
         drop_odd_range(response.headers)
         return response
@@ -99,17 +98,6 @@ def drop_odd_range(headers: MutableMapping[str, str]) -> None:
     """Remove a header `Content-Range` that the SDK cannot read. It reports a missing one in a clear way."""
     if not _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "")):
         headers.pop("Content-Range", None)
-
-
-def proxy_for(url: str, chosen: str | None) -> str | None:
-    """Return the proxy on the way to a URL: the chosen one, else that of the environment.
-
-    The HTTP library could read the environment too, but would then also take logins from ~/.netrc.
-    """
-    place = urlsplit(url)
-    if chosen is not None or proxy_bypass(place.netloc):
-        return chosen
-    return getproxies().get(place.scheme)
 
 
 def _tls(verify: bool | str) -> ssl.SSLContext | bool:

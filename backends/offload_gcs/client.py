@@ -23,14 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import isfile
 from typing import Any, Final
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from google.auth.exceptions import GoogleAuthError, RefreshError
 from google.oauth2.credentials import Credentials
 from offload_cloud.bodies import sliced, watched
 from offload_cloud.options import shown
+from offload_cloud.proxies import proxy_for
 from offload_cloud.tls import trusting
 from yarl import URL
 
@@ -74,7 +73,7 @@ class GcsClient:
     def __init__(self, options: GcsOptions) -> None:
         self.endpoint: Final = options.endpoint
         self._options = options
-        self.proxy: Final = _proxy_of(options)
+        self.proxy: Final = proxy_for(options.endpoint, shown(options.proxy), backend="gcs")
         """The proxy's URL, which may hold a login."""
 
         self._files: GCSFileSystem | None = None
@@ -214,24 +213,6 @@ def _trusted(verify: bool | str) -> ssl.SSLContext | bool:
         return trusting(verify) if isinstance(verify, str) else verify
     except OSError as exc:
         raise Misuse(f"gcs: option 'verify': {verify!r} holds no readable certificates") from exc
-
-
-def _proxy_of(options: GcsOptions) -> str | None:
-    """Return the proxy of the options, else that of the environment.
-
-    The HTTP library could read the environment too, but would then also take logins from ~/.netrc.
-    """
-    address = urlsplit(options.endpoint)
-    if options.proxy is not None or proxy_bypass(address.netloc):
-        return shown(options.proxy)
-    found = getproxies().get(address.scheme)
-    if found is None or found.startswith(("http://", "https://")):
-        return found
-    # Other tools accept an address without a scheme. Neither of our transports speaks another protocol.
-    if "://" not in found:
-        return f"http://{found}"
-    scheme = found.partition("://")[0]
-    raise Misuse(f"gcs: the proxy of the environment begins with {scheme}://, and only http:// is supported")
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -10,7 +10,6 @@ from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 
 DIRECT_S3: Final = S3.given(client="direct")
-
 SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
 """The client of each backend that sends all calls."""
 
@@ -23,6 +22,10 @@ CLIENTS: Final = {
     "azure-direct": DIRECT_AZURE,
 }
 
+DIRECT: Final = {"s3": DIRECT_S3, "gcs": DIRECT_GCS, "azure": DIRECT_AZURE}
+"""The client of each backend that moves fragments by the byte transport."""
+
+EACH_DIRECT: Final = pytest.mark.parametrize("client", DIRECT.values(), ids=list(DIRECT))
 EACH_SERVICE: Final = pytest.mark.parametrize("client", SERVICES.values(), ids=list(SERVICES))
 EACH_CLIENT: Final = pytest.mark.parametrize("client", CLIENTS.values(), ids=list(CLIENTS))
 EACH_CALL: Final = pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 from cloud.calls import DIGITS, Call, Client, get, names, reading
-from cloud.clients import DIRECT_S3, EACH_CLIENT
+from cloud.clients import DIRECT_S3, EACH_CLIENT, EACH_DIRECT
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 from wire import Answer, Heard, wire
@@ -98,9 +98,11 @@ def test_a_range_of_an_object_of_unknown_size_is_compared_with_the_request(clien
                 assert type(client.error_of(server.url, reading(Span(3, 4)))) is TryAgain
 
 
-@pytest.mark.parametrize("client", [DIRECT_S3, DIRECT_GCS], ids=["s3", "gcs"])
+@EACH_DIRECT
 def test_a_partial_reply_that_is_longer_than_the_request_takes_no_memory(client: Client) -> None:
     def endless(heard: Heard) -> Answer:
+        if heard.method == "HEAD":  # Azure has no ranges from the end, so its client asks for the size
+            return client.answers(heard)
         announced = {"Content-Length": str(2**40), "Content-Range": "bytes 0-9/10"}
         return Answer(206, DIGITS, client.answers(heard).headers | announced)
 

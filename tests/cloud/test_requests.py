@@ -12,7 +12,7 @@ import pytest
 from certificates import certificate, served
 from cloud.azure import AZURE, DIRECT_AZURE, KEY
 from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get
-from cloud.clients import DIRECT_S3, EACH_CALL, EACH_CLIENT
+from cloud.clients import DIRECT_S3, EACH_CALL, EACH_CLIENT, EACH_DIRECT
 from cloud.gcs import DIRECT_GCS, GCS
 from cloud.s3 import S3
 from offload_cloud import long_reads
@@ -106,7 +106,7 @@ def test_no_more_requests_are_under_way_than_connections_are_allowed(client: Cli
 
 
 @pytest.mark.parametrize("connections_max", [1, 2])
-@pytest.mark.parametrize("client", [DIRECT_S3, DIRECT_GCS], ids=["s3", "gcs"])
+@EACH_DIRECT
 def test_a_reader_that_pauses_keeps_no_other_request_waiting(client: Client, connections_max: int) -> None:
     """Its reply stays open for what it said it would read next, and holds a connection."""
 
