@@ -252,9 +252,7 @@ def by_offload(task: Task, *, client: str) -> None:
     from offload import Body, Span
 
     login = {"endpoint_url": task.endpoint, "region": REGION, "key": task.key, "secret": task.secret}
-    verify = {"verify": task.authority} if task.authority and client != "obstore" else {}
-    if task.authority and client == "obstore":
-        verify = {"verify": "false"}  # it takes no authorities but the system's
+    verify = {"verify": task.authority} if task.authority else {}
     store = S3Store(bucket=task.bucket, options=S3Options.of(login | verify | {"client": client}))
 
     async def move(piece: Piece) -> int:
@@ -336,7 +334,6 @@ CANDIDATES: Final[dict[str, Callable[[Task], None]]] = {
     "urllib3 beneath": lambda task: by_urllib3(task, how="beneath"),
     "httpcore": by_httpcore,
     "offload fsspec": lambda task: by_offload(task, client="fsspec"),
-    "offload obstore": lambda task: by_offload(task, client="obstore"),
     "offload direct": lambda task: by_offload(task, client="direct"),
 }
 

