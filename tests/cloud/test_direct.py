@@ -199,10 +199,10 @@ def test_a_cancelled_read_ends_its_thread_before_it_raises(
     monkeypatch.setattr(Connection, "readinto", counted)
 
     def half(heard: Heard) -> Answer:
-        return Answer(200, BODY, {"Content-Length": str(2 * len(BODY))})
+        return Answer(200, 2 * BODY, {"Content-Length": str(4 * len(BODY))})
 
     async def cancelled(direct: Direct) -> bytes:
-        buffer = bytearray(2 * len(BODY))
+        buffer = bytearray(4 * len(BODY))
         request = Request(method="GET", url=f"{server.url}/key", headers={})
         async with await direct.ask(request, proxy=None) as reply:
             reading = asyncio.create_task(reply.readinto(memoryview(buffer)))
@@ -222,6 +222,36 @@ def test_a_cancelled_read_ends_its_thread_before_it_raises(
     with wire(half, tls=tls) as server:
         assert of_direct(cancelled, limits=patient) == BODY
         assert [heard.connection for heard in server.heard] == [1, 2]
+
+
+@pytest.mark.parametrize("at_once", [1000, 300_000])
+def test_a_body_that_comes_slowly_is_no_stall(at_once: int) -> None:
+    """Each piece comes before the time limit of a stall, the whole body long after it."""
+    pieces = [BODY[start : start + at_once] for start in range(0, len(BODY), at_once)][:6]
+    body = b"".join(pieces)
+
+    with saying(OK + ANNOUNCED % len(body), *pieces, pause_seconds=0.15) as url:
+        assert of_direct(lambda direct: get(direct, url)) == body
+
+
+def test_a_body_that_stops_is_a_stall_wherever_it_stops() -> None:
+    """Bytes are delivered in lots, and the time limit holds within a lot as well."""
+    for sent in (0, 1, 100_000, len(BODY) - 1):
+        with saying(OK + ANNOUNCED % len(BODY) + BODY[:sent], b"", pause_seconds=5.0) as url:
+            begun = time.monotonic()
+            assert why_of(lambda direct, url=url: get(direct, url)) is Cause.STALLED
+            assert time.monotonic() - begun < 4.0
+
+
+def test_the_last_bytes_of_a_body_wait_for_no_others() -> None:
+    body = BODY + BODY[: len(BODY) // 2]
+    patient = TimeLimits(connect_seconds=5.0, stall_seconds=60.0)
+    begun = time.monotonic()
+
+    with wire(lambda heard: Answer(200, body)) as server:
+        assert of_direct(lambda direct: get(direct, server.url), limits=patient) == body
+
+    assert time.monotonic() - begun < 30
 
 
 def test_a_cancelled_request_makes_room_for_another() -> None:
