@@ -29,6 +29,7 @@ from offload_cloud.proxies import proxy_for
 from offload_cloud.ranges import PART, WHOLE, size_asked_for
 from offload_cloud.tls import trusting
 
+from offload.contracts.store import Buffer
 from offload_azure.options import AzureOptions
 from offload_azure.transport import drop_odd_range
 
@@ -67,7 +68,7 @@ class DirectTransport(AsyncHttpTransport[Any, Any]):
         self,
         request: Any,
         *,
-        windows: Sequence[bytes] | None = None,
+        windows: Sequence[Buffer] | None = None,
         opened: Callable[[DirectReply], None] | None = None,
         **_config: Any,
     ) -> AsyncHttpResponse:

@@ -112,7 +112,8 @@ class AzureStore(ObjectStore):
         check(key)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
-            blob, windows = await self.data_blob(key), await windows_in_memory(body)
+            windows, _ = await windows_in_memory(body)
+            blob = await self.data_blob(key)
             await self._put(blob, key, windows, what="store", overwrite=True, **self.kept)
         else:
             # Azure takes 50,000 blocks at most, so the blocks of a very large object are larger.
@@ -269,7 +270,7 @@ class AzureStore(ObjectStore):
         return {"cpk": CustomerProvidedEncryptionKey(key, base64.b64encode(digest).decode())}
 
     async def _put(
-        self, blob: BlobClient, key: str, windows: Sequence[bytes], *, what: str, **settings: Any
+        self, blob: BlobClient, key: str, windows: Sequence[Buffer], *, what: str, **settings: Any
     ) -> None:
         # The service refuses bytes that do not match the MD5, and keeps it: a read of the whole object is
         # compared with it.

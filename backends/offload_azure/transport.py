@@ -21,6 +21,8 @@ from azure.core.pipeline.transport import AioHttpTransport
 from offload_cloud.bodies import sliced, watched
 from offload_cloud.proxies import proxy_for
 
+from offload.contracts.store import Buffer
+
 NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Errors of connecting: the server received nothing."""
 
@@ -80,7 +82,7 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         self._stall_seconds, self._proxy = read_timeout_seconds, proxy
 
     async def send(
-        self, request: Any, *, stream: bool = False, windows: Sequence[bytes] | None = None, **config: Any
+        self, request: Any, *, stream: bool = False, windows: Sequence[Buffer] | None = None, **config: Any
     ) -> Any:
         """Send a request and read its reply to the end, even if the caller asks for a stream.
 
