@@ -123,6 +123,13 @@ def test_a_large_object_is_sent_chunk_by_chunk(client: Client, gcs: Wire, sessio
     assert [len(heard.body) for heard in gcs.of("PUT")] == [CHUNK] * 3 + [len(DATA) - 3 * CHUNK]
 
 
+def test_the_chunks_of_a_large_object_go_by_the_byte_transport(gcs: Wire) -> None:
+    """Each of the two transports uses one connection."""
+    put(DIRECT_GCS, gcs.url, body_of(DATA))
+
+    assert [heard.connection for heard in gcs.heard] == [1, 2, 2, 2, 2]
+
+
 def test_size_and_checksum_are_sent_before_the_first_byte(
     client: Client, gcs: Wire, session: Session
 ) -> None:

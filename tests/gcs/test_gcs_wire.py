@@ -7,19 +7,19 @@ import gzip
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from email import message_from_bytes
 from email.policy import HTTP
 from typing import Any
 
 import pytest
-from cloud.calls import DIGITS, Call, Client, create, get, names, put, reading
+from cloud.calls import DIGITS, Call, Client, create, delete, get, names, put, reading
 from cloud.gcs import EACH_GCS, GCS, KMS_KEY, answers, error_of, of_store
 from offload_gcs import GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, wire
 
-from offload import Denied, Misuse, Span, Suffix, TryAgain
+from offload import Body, Denied, Misuse, Span, Suffix, TryAgain
 from offload.formats.checksums import crc32c
 
 OBJECT = "/storage/v1/b/bucket/o/a%2Fkey"
@@ -33,6 +33,10 @@ def sent(heard: Heard) -> tuple[dict[str, Any], bytes]:
     description, data = message_from_bytes(head + heard.body, policy=HTTP).iter_parts()
     assert data.get_content_type() == "application/octet-stream"
     return json.loads(description.get_payload(decode=True)), data.get_payload(decode=True)
+
+
+async def stored_checksum(store: GcsStore) -> int | None:
+    return await store.stored_crc32c("a/key")
 
 
 @pytest.fixture
@@ -59,6 +63,18 @@ def test_a_put_sends_no_condition(gcs: Wire) -> None:
 
     assert gcs.heard[0].query == {"uploadType": ["multipart"]}
     assert sent(gcs.heard[0])[1] == DIGITS
+
+
+@EACH_GCS
+def test_the_checksum_of_a_put_covers_all_windows_of_its_body(client: Client, gcs: Wire) -> None:
+    async def windows() -> AsyncIterator[bytes]:
+        yield DIGITS[:3]
+        yield DIGITS[3:]
+
+    client.of_store(gcs.url, lambda store: store.put("a/key", Body(size_bytes=10, windows=windows)))
+
+    description, data = sent(gcs.heard[0])
+    assert (description["crc32c"], data) == (written(crc32c(DIGITS)), DIGITS)
 
 
 def test_the_lines_of_an_upload_end_in_cr_lf(gcs: Wire) -> None:
@@ -89,6 +105,19 @@ def test_every_character_of_a_key_stays_in_the_path(gcs: Wire, key: str) -> None
         assert unquote(heard.path.removeprefix("/storage/v1/b/bucket/o/")) == key
         assert heard.path.count("/") == OBJECT.count("/")
         assert set(heard.query) <= {"alt"}
+
+
+def test_only_fragments_and_reads_go_by_the_byte_transport(gcs: Wire) -> None:
+    """Each of the two transports uses one connection for its requests, one after another."""
+    calls = (put, get, reading(Span(0, 4)), reading(Suffix(4)), create, names, delete, stored_checksum)
+
+    async def each(store: GcsStore) -> None:
+        for call in calls:
+            await call(store)
+
+    of_store(gcs.url, each)
+
+    assert [heard.connection for heard in gcs.heard] == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 # Options on the wire
