@@ -113,10 +113,12 @@ class Direct:
             raise
 
     def take_back(self, connection: Connection) -> None:
-        """Keep a connection after its exchange, if it can be used again, and let another request begin."""
+        """Keep a connection after its exchange, or close it, and let another request begin."""
         connection.finish()
         if connection.is_usable():
             self._idle.append((self._now(), connection))
+        else:
+            connection.close()
         self._turns.release()
 
     async def _connected(self, route: Route) -> Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import os
 import socket
 import ssl
@@ -291,6 +292,18 @@ def test_a_connection_is_used_again_after_a_whole_reply_alone() -> None:
         of_direct(several)
 
     assert [heard.connection for heard in server.heard] == [1, 1, 1, 2]
+
+
+def test_a_connection_that_the_server_ended_behind_its_reply_is_closed() -> None:
+    async def read(direct: Direct) -> None:
+        request = Request(method="GET", url=f"{url}/key", headers={})
+        async with await direct.ask(request, proxy=None) as reply:
+            assert await reply.read() == b"abc"
+            await asyncio.sleep(0.1)  # the server hangs up
+        gc.collect()  # a socket that is still open gives a ResourceWarning, which fails the test
+
+    with saying(OK + ANNOUNCED % 3 + b"abc") as url:
+        of_direct(read)
 
 
 def test_a_body_is_received_into_memory_of_the_caller() -> None:
