@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from importlib.metadata import version
 from typing import Annotated
 
@@ -85,20 +86,31 @@ def sync(
         with progress(json=json) as show:
             opened, listener = state.source(source), _Listener(state.plugins.emit, show)
             async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
-                async for report in sync_all(
+                syncing = sync_all(
                     opened,
                     offloader,
                     only=stream or [],
                     new_part=new_part,
                     extra_metadata=_metadata(),
                     emit=listener,
-                ):
-                    _show(report, command, json=json)
-                    reports.append(report)
+                )
+                reports.extend(await _told(syncing, command, json=json))
             _tell_notes(opened, reports, has_keys=keys is not None, encrypt=encrypt is not None)
 
     run_async(main)
     return 1 if any(report.error is not None for report in reports) else 0
+
+
+async def _told(
+    syncing: AsyncGenerator[StreamReport, None], command: list[str], *, json: bool
+) -> list[StreamReport]:
+    """Print each report as soon as it is there. Return all of them."""
+    reports = list[StreamReport]()
+    async with aclosing(syncing):
+        async for report in syncing:
+            _show(report, command, json=json)
+            reports.append(report)
+    return reports
 
 
 def asked_of(
@@ -193,8 +205,9 @@ class _Listener:
 
     def __init__(self, emit: Callable[[Event], None], show: Show) -> None:
         self._emit, self._show = emit, show
-        self._stream, self._first, self._total = "", 0, 0
-        self._done = self._size_bytes = 0
+        self._copies: dict[str, tuple[int, int]] = {}
+        """The first offset of each copy, and its records until now."""
+        self._total = self._done = self._size_bytes = 0
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -202,14 +215,29 @@ class _Listener:
                 ends = f"the part before ends at {ended}"
                 print_note(f"{one_line(stream)}: part {part} begins at offset {first}; {ends}")
             case CopyBegun(stream=stream, first_offset=first, next_offset=following):
-                self._stream, self._first, self._total, self._done = stream, first, following - first, 0
-            case FragmentUploaded(entry=entry):
-                self._done += entry.records
+                self._copies[stream] = first, 0
+                self._total += following - first
+            case FragmentUploaded(stream=stream, entry=entry) if stream in self._copies:
+                _, done = self._copies[stream]
+                self._advance(stream, done + entry.records)
                 self._size_bytes += entry.stored_size_bytes
-            case ManifestCommitted(manifest=manifest):  # may include fragments that an earlier run uploaded
-                self._done = max(self._done, manifest.next_offset - self._first)
-        what = f"uploading {self._stream}"
+            case ManifestCommitted(manifest=manifest) if manifest.stream in self._copies:
+                # It may include fragments that an earlier run uploaded.
+                first, done = self._copies[manifest.stream]
+                self._advance(manifest.stream, max(done, manifest.next_offset - first))
+        names = [*self._copies] if len(self._copies) < 2 else [counted(len(self._copies), "stream")]
         self._show(
-            CommandProgress(what=what, done=self._done, total=self._total, size_bytes=self._size_bytes)
+            CommandProgress(
+                what="uploading",
+                note=" " + "".join(names),
+                done=self._done,
+                total=self._total,
+                size_bytes=self._size_bytes,
+            )
         )
         self._emit(event)
+
+    def _advance(self, stream: str, done: int) -> None:
+        first, before = self._copies[stream]
+        self._copies[stream] = first, done
+        self._done += done - before

@@ -166,7 +166,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self.ring: Final = ring
         self._found: tuple[TierAnchor, ObjectStore] | None = None
         self._was_absent = False
-        self._opening = asyncio.Lock()
+        self._opening, self._probing = asyncio.Lock(), asyncio.Lock()
         self._encryption = StreamEncryption(self, ring)
 
     @property
@@ -527,9 +527,11 @@ class ObjectStoreOffloader(LedgerOffloader):
 
         Reads, and a sync with nothing to do, never probe.
         """
-        if not self._place.is_probed:
-            await make_sure_of_create(self.store, self._env)
-            self._place.is_probed = True
+        # One at a time: streams that are synced at the same time would each send the probe.
+        async with self._probing:
+            if not self._place.is_probed:
+                await make_sure_of_create(self.store, self._env)
+                self._place.is_probed = True
 
     async def _create_stream_anchor(self, anchor: StreamAnchor) -> StreamAnchor:
         """Create a stream's anchor if it is absent. Return the one that is there."""

@@ -10,9 +10,11 @@ goes on in a new part. A stream that has parts is synced to the newest one (`str
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Final
 
 from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
@@ -25,8 +27,17 @@ from offload.model.totals import totals
 from offload.streams.copier import StreamCopier
 from offload.streams.history import newest
 from offload.streams.parts import FINAL, MOVED, begin_part, newest_part
+from offload.tasks import in_order, one_by_one
 
 __all__ = ["StreamReport", "sync"]
+
+
+STREAMS_AT_ONCE: Final = 8
+"""The streams that are synced at the same time. The sync of a small one mostly waits for the store.
+
+Each may hold the tables of a batch, some 20 MB for a huge stream (`streams.copier`), so 16 would be faster
+and take more memory. The offloader bounds the uploads of all of them together.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +84,11 @@ async def sync(
     extra_metadata: Mapping[str, str] | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] = lambda event: None,
-) -> AsyncIterator[StreamReport]:
-    """Sync every stream of `source`, or those named in `only`, and yield one report for each.
+) -> AsyncGenerator[StreamReport, None]:
+    """Sync every stream of `source`, or those named in `only`, and yield one report for each, in this order.
+
+    A few streams are synced at the same time, and each begins in its turn. A caller that stops early must
+    close the generator, which cancels the streams that are under way.
 
     A stream that fails is reported with its error, and the next stream follows. A stream that is named twice
     is synced once. Raises `NotOffloaded` if a named stream is not in the source, and any error of opening
@@ -88,23 +102,32 @@ async def sync(
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
     names = {each.name for each in await source.streams()} if new_part else set[str]()
     is_tier = await _is_tier(offloader)
-    for stream in streams:
-        syncing = _StreamSync(
-            stream=stream,
-            offloader=offloader,
-            is_tier=is_tier,
-            new_part=new_part,
-            taken=names,
-            extra_metadata=extra_metadata or {},
-            env=env or Env(),
-            emit=emit,
-        )
-        report = await syncing.run()
-        yield report
+    turns = asyncio.Semaphore(STREAMS_AT_ONCE)
+
+    async def synced(stream: SourceStream) -> StreamReport:
+        nonlocal is_tier
+        async with turns:
+            syncing = _StreamSync(
+                stream=stream,
+                offloader=offloader,
+                is_tier=is_tier,
+                new_part=new_part,
+                taken=names,
+                extra_metadata=extra_metadata or {},
+                env=env or Env(),
+                emit=emit,
+            )
+            report = await syncing.run()
         # The first stream that commits anything makes the place a tier.
         is_tier |= report.manifest is not None
-        if isinstance(report.error, StoreDenied) or _is_of_the_tier(report.error):
-            return
+        return report
+
+    # All wait for their turns, and not each for the one before: a long stream holds back no other.
+    async with aclosing(in_order(synced, one_by_one(streams), at_once=len(streams))) as reports:
+        async for _, report in reports:
+            yield report
+            if isinstance(report.error, StoreDenied) or _is_of_the_tier(report.error):
+                return
 
 
 def _is_of_the_tier(error: OffloadError | None) -> bool:
