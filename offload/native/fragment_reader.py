@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from itertools import pairwise
 from typing import Final
@@ -30,12 +30,15 @@ from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import CommittedStream
 from offload.native.key_ring import KeyRing, unlocked
-from offload.store.checked import INLINE_SIZE_BYTES_MAX, checked, checked_buffer
+from offload.store.checked import NO_TURNS, checked, checked_buffer
 
 __all__ = ["open_attempt"]
 
 CODED_INLINE_SIZE_BYTES_MAX: Final = 64 * 1024
 """The most stored bytes that are decompressed on the event loop: some 0.2 ms."""
+
+PLAIN_INLINE_SIZE_BYTES_MAX: Final = 1024 * 1024
+"""The most bytes of chunks that are stored plain and checked on the event loop: some 0.1 ms."""
 
 
 async def load_tail(store: ObjectStore, committed: CommittedStream, entry: Entry) -> FragmentTail:
@@ -91,7 +94,7 @@ def check_entry(trailer: FragmentTrailer, committed: CommittedStream, entry: Ent
 class FragmentHandle(ReadHandle):
     """A committed fragment as a snapshot of its ledger."""
 
-    __slots__ = ("_emit", "_entry", "_key", "_store", "_stream", "_tail")
+    __slots__ = ("_checking", "_emit", "_entry", "_key", "_store", "_stream", "_tail")
 
     def __init__(
         self,
@@ -100,8 +103,10 @@ class FragmentHandle(ReadHandle):
         entry: Entry,
         tail: FragmentTail,
         emit: Callable[[Event], None],
+        checking: AbstractAsyncContextManager[object],
     ) -> None:
         self._store, self._stream, self._entry, self._emit = store, committed.stream, entry, emit
+        self._checking = checking
         self._key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
         self._tail = tail
 
@@ -114,8 +119,11 @@ class FragmentHandle(ReadHandle):
         *,
         emit: Callable[[Event], None],
         ring: KeyRing | None = None,
+        checking: AbstractAsyncContextManager[object] = NO_TURNS,
     ) -> FragmentHandle:
         """Fetch the fragment's index by one request, and return the handle.
+
+        `checking` bounds the threads that compute the checksums of chunks that are stored plain.
 
         Damage that is found here or later is also reported to `emit`. `Absent` is not reported: the newest
         manifest decides whether it is damage.
@@ -128,7 +136,7 @@ class FragmentHandle(ReadHandle):
         except Corrupt as damage:
             emit(DamageFound(damage=damage))
             raise
-        return cls(store, committed, entry, tail, emit)
+        return cls(store, committed, entry, tail, emit, checking)
 
     @property
     def ledger_id(self) -> int:
@@ -189,13 +197,15 @@ class FragmentHandle(ReadHandle):
         check = partial(self._check, first=first, stop=stop)
         # Decompression takes far longer than a checksum, so the event loop does little of it.
         is_coded = self._tail.blocks is not None
+        inline_max = CODED_INLINE_SIZE_BYTES_MAX if is_coded else PLAIN_INLINE_SIZE_BYTES_MAX
         try:
             return await checked_buffer(
                 self._store,
                 self._key,
                 check,
                 span=Span(start, end - start, follows=follows),
-                inline_size_bytes_max=CODED_INLINE_SIZE_BYTES_MAX if is_coded else INLINE_SIZE_BYTES_MAX,
+                inline_size_bytes_max=inline_max,
+                turns=NO_TURNS if is_coded else self._checking,
             )
         except NotFound as exc:
             raise Absent(self._key, self._stream) from exc

@@ -162,6 +162,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
         self._coding = asyncio.Semaphore(self._options.coding_threads_max)
+        # One at a time: two threads would pass the interpreter's lock to and fro at each chunk.
+        self._checking = asyncio.Semaphore(1)
         self._groups = groups or GroupCache()
         self.ring: Final = ring
         self._found: tuple[TierAnchor, ObjectStore] | None = None
@@ -489,7 +491,9 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
         await self.open()
         try:
-            return await FragmentHandle.open(self.store, committed, entry, emit=self._emit, ring=self.ring)
+            return await FragmentHandle.open(
+                self.store, committed, entry, emit=self._emit, ring=self.ring, checking=self._checking
+            )
         except Denied as refused:
             await self._encryption.refuse_if_over(committed, refused)
             raise

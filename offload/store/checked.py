@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A reply up to this size is checked on the event loop: about 0.1 ms per MiB. A thread would cost more."""
+
+NO_TURNS: Final = nullcontext()
 
 _log: Final = logging.getLogger(__name__)
 
@@ -58,16 +61,20 @@ async def checked_buffer(
     *,
     span: Span | Suffix | None = None,
     inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
+    turns: AbstractAsyncContextManager[object] = NO_TURNS,
 ) -> T:
-    """Do the same as `checked`, for a `check` that takes the bytes where the store has put them."""
+    """Do the same as `checked`, for a `check` that takes the bytes where the store has put them.
+
+    `turns` bounds the checks in threads.
+    """
     try:
-        return await _checked_once(store, key, check, span, inline_size_bytes_max)
+        return await _checked_once(store, key, check, span, inline_size_bytes_max, turns)
     except (Corrupt, UnsupportedFormat) as error:
         damage = str(error)
     # The second read is outside the handler, because the error's traceback keeps the first reply in memory
     # until the handler ends. It has a request of its own, so it comes without the hint of the first.
     alone = replace(span, follows=0) if isinstance(span, Span) else span
-    value = await _checked_once(store, key, check, alone, inline_size_bytes_max)
+    value = await _checked_once(store, key, check, alone, inline_size_bytes_max, turns)
     _log.warning("a reply was damaged on the way; the second reply is sound: %s", damage)
     if isinstance(store, StoreDecorator):
         store.note_mended()
@@ -80,11 +87,13 @@ async def _checked_once(
     check: Callable[[Buffer], T],
     span: Span | Suffix | None,
     inline_size_bytes_max: int,
+    turns: AbstractAsyncContextManager[object],
 ) -> T:
     raw = await store.get(key, span)
     if len(raw) <= inline_size_bytes_max:
         return check(raw)
-    return await asyncio.to_thread(check, raw)
+    async with turns:
+        return await asyncio.to_thread(check, raw)
 
 
 def _of_bytes(check: Callable[[bytes], T], raw: Buffer) -> T:

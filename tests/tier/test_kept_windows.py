@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 from offload import MemoryHandle, StreamReader, StreamWriter, build_chunk, open_tier
 from offload.contracts.store import Buffer
+from offload.formats.fragment import FragmentTail
 from offload.streams import windows as windows_module
 
 WINDOW_SIZE_BYTES = 1024 * 1024
@@ -91,3 +95,25 @@ def test_a_kept_message_keeps_no_other_bytes(tmp_path: Path) -> None:
                 assert [type(body) for body in batch.bodies] == [bytes, bytes]
 
     asyncio.run(main())
+
+
+def test_windows_are_checked_in_a_thread_and_one_at_a_time(tmp_path: Path) -> None:
+    """Two threads would pass the interpreter's lock to and fro at each chunk."""
+    under_way: list[str] = []
+    check = FragmentTail.chunks_in
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        assert not under_way
+        under_way.append("a check")
+        time.sleep(0.005)
+        try:
+            return check(*args, **kwargs)
+        finally:
+            under_way.clear()
+
+    taken: list[int] = []
+    with patch.object(FragmentTail, "chunks_in", watched):
+        asyncio.run(windows_of(tmp_path, lambda number, data: taken.append(number)))
+
+    assert taken == list(range(CHUNKS))
