@@ -8,9 +8,11 @@ the way.
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import Final
 
 from offload_cloud.ranges import exactly
+from offload_cloud.sums import check_sum
 
 from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
@@ -20,13 +22,13 @@ from offload_gcs.client import Reply
 AS_STORED: Final = {"", "identity"}
 
 
-def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
+async def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
     """Return the bytes of `span` from a reply. Raises `TryAgain` if it is short, damaged or another's."""
     coding = reply.headers.get("content-encoding", "").lower()
     if coding not in {*AS_STORED, stored_coding(reply)}:  # perhaps by a proxy
         raise TryAgain(f"{where}: the reply is encoded as {coding[:40]}, which nobody asked for")
     if span is None:
-        _make_sure_it_is_whole(reply, where)
+        await check_sum(partial(_make_sure_it_is_whole, reply, where), len(reply.data))
     content_range = reply.headers.get("content-range")
     return exactly(span, reply.data, status=reply.status, content_range=content_range, where=where)
 

@@ -145,7 +145,7 @@ class GcsStore(ObjectStore):
             if isinstance(exc.__cause__, Refused) and exc.__cause__.status == BEYOND_THE_END:
                 return b""
             raise
-        return bytes_of(reply, span, where=f"{self.url}: {key!r}")
+        return await bytes_of(reply, span, where=f"{self.url}: {key!r}")
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Send one request for the object's metadata. The service keeps a CRC-32C of every object."""

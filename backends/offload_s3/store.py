@@ -23,7 +23,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from datetime import UTC
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlencode
 
@@ -33,6 +33,7 @@ from offload_cloud.bodies import sliced
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
+from offload_cloud.sums import check_sum
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import (
@@ -152,7 +153,7 @@ class S3Store(ObjectStore):
             raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
         where = f"{self.url}: {key!r}"
         if span is None:
-            make_sure_of_checksum(data, reply, where)
+            await check_sum(partial(make_sure_of_checksum, data, reply, where), len(data))
         status = reply["ResponseMetadata"]["HTTPStatusCode"]
         return exactly(span, data, status=status, content_range=reply.get("ContentRange"), where=where)
 

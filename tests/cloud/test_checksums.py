@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from cloud.gcs import GCS
 from cloud.s3 import S3, TAGGED
 from cloud.tiers import CloudTier
 from command_line import offload
+from offload_cloud.sums import check_sum
 from osiris_data import DATA
 from servers import Place, Running, servers_of
 from wire import Answer, wire
@@ -154,3 +156,13 @@ def test_a_verify_by_checksums_finds_a_flipped_bit(
     assert {level: ran.code for level, ran in found.items()} == {"manifest": 0, "checksum": 1, "bytes": 1}
     [damage] = found["checksum"].document["damages"]
     assert (damage["object"], damage["what"]) == (victim, "stored checksum")
+
+
+@pytest.mark.parametrize(("size_bytes", "is_beside"), [(2**20, False), (2**20 + 1, True)])
+def test_a_long_reply_is_summed_beside_the_event_loop(size_bytes: int, is_beside: bool) -> None:
+    def check() -> None:
+        assert (threading.current_thread() is not threading.main_thread()) == is_beside
+        raise TryAgain("the sum is wrong")
+
+    with pytest.raises(TryAgain):
+        asyncio.run(check_sum(check, size_bytes))
