@@ -28,7 +28,7 @@ class OneReplyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[Span] = []
-        self.long_reads = LongReads(self.ask, BufferPool(), kept_max=4)
+        self.long_reads = LongReads(self.ask, BufferPool(), connections_max=8)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         if key.endswith(".fragment") and isinstance(span, Span):
