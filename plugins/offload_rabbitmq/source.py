@@ -38,6 +38,8 @@ from offload_rabbitmq.sealed import sealed_table
 SCHEME: Final = "rabbitmq://"
 EXAMPLE: Final = "/var/lib/rabbitmq/mnesia/rabbit@HOST/stream"
 TABLES_KEPT: Final = 16
+KEPT_SIZE_BYTES_MAX: Final = 384 * 2**20
+"""The memory of windows that waits for its next use: that of four fragments, which may end together."""
 
 _BROKERS_FOLDER: Final = re.compile(r"[\w\-=]+_\d{19}", re.ASCII)
 """The name of a folder that the broker made. It ends with the time of creation, in nanoseconds since 1970."""
@@ -64,10 +66,10 @@ def open_url(url: str) -> RabbitmqSource:
 class RabbitmqSource(Source):
     """The streams at a path. The broker's files are opened read-only, and the broker may run."""
 
-    __slots__ = ("_notes", "_path", "_pool")
+    __slots__ = ("_notes", "_path")
 
     def __init__(self, path: Path) -> None:
-        self._path, self._pool = path, BufferPool()
+        self._path = path
         self._notes: list[str] = []
 
     @property
@@ -91,18 +93,17 @@ class RabbitmqSource(Source):
         Raises `NotOffloaded` if there is none, and `Denied` if the path itself may not be listed. A folder
         in it that may not be listed counts as a stream, whose snapshot raises `Denied`.
         """
-        streams, self._notes = await asyncio.to_thread(_find, self._path, self._pool)
+        streams, self._notes = await asyncio.to_thread(_find, self._path)
         return streams
 
 
 class RabbitmqStream(SourceStream):
     """The folder of one stream."""
 
-    __slots__ = ("_broker_name", "_folder", "_name", "_pool")
+    __slots__ = ("_broker_name", "_folder", "_name")
 
-    def __init__(self, folder: Path, *, name: str, pool: BufferPool | None = None) -> None:
-        """`pool` is the memory that the streams of a source share."""
-        self._folder, self._name, self._pool = folder, name, pool or BufferPool()
+    def __init__(self, folder: Path, *, name: str) -> None:
+        self._folder, self._name = folder, name
         linked = os.path.basename(os.path.realpath(folder))
         self._broker_name = linked if _BROKERS_FOLDER.fullmatch(linked) else name
 
@@ -137,7 +138,8 @@ class RabbitmqStream(SourceStream):
 
     def _snapshot_of(self, recovered: Recovered) -> Snapshot:
         table = lru_cache(TABLES_KEPT)(partial(sealed_table, stream=self._name))
-        ledger = partial(SegmentLedger, pool=self._pool)
+        # Of this snapshot alone, so that a process which waits for new data holds no free memory.
+        ledger = partial(SegmentLedger, pool=BufferPool(KEPT_SIZE_BYTES_MAX))
         ledgers = [
             ledger(sealed.pair, next_offset=sealed.next_offset, load=partial(table, sealed))
             for sealed in recovered.sealed
@@ -166,8 +168,8 @@ def _mark(folder: Path) -> FilesMark:
     return len(names), tuple(newest), tuple(sizes)
 
 
-def _find(path: Path, pool: BufferPool) -> tuple[list[RabbitmqStream], list[str]]:
-    """Return the streams at `path`, which share `pool`, and notes on skipped folders."""
+def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
+    """Return the streams at `path`, and notes on skipped folders."""
     with explained("look at", path):
         if not os.path.lexists(path):
             raise NotOffloaded(f"{SCHEME}{shown(path)} does not exist")
@@ -184,7 +186,7 @@ def _find(path: Path, pool: BufferPool) -> tuple[list[RabbitmqStream], list[str]
         elif not name or shown(name) != name:
             notes.append(f"skipped: the name of {shown(folder)} is not UTF-8")
         else:
-            streams.append(RabbitmqStream(folder, name=name, pool=pool))
+            streams.append(RabbitmqStream(folder, name=name))
     if not streams:
         raise NotOffloaded(f"{SCHEME}{shown(path)} holds no stream")
     return streams, notes
