@@ -5,7 +5,8 @@
 
 The server runs on this machine, and takes the same share of the cores from all jobs. Each round runs every
 job once, in turn; one more round goes first and is not counted. Rates and CPU seconds are those of the
-transfer alone, without the start of the interpreter; peak memory is that of the process. With `--delay-ms`, a
+transfer alone, without the start of the interpreter and the import of the SDK; peak memory is that of the
+process. With `--delay-ms`, a
 proxy adds this delay to every request; then only the jobs of `offload` run, with several numbers of transfers
 at once.
 """
@@ -91,9 +92,10 @@ async def _sync(task: dict[str, Any]) -> str:
     from offload import Plugins, TierOptions, open_source, open_tier, sync
 
     plugins = Plugins.find()
-    watch = Stopwatch()
     how = TierOptions(uploads_max=task["at_once"])
     async with open_tier(task["url"], plugins=plugins, storage_options=task["options"], options=how) as tier:
+        # From here on, as in `_read` and in the raw clients: opening the tier imports the SDK.
+        watch = Stopwatch()
         async for report in sync(open_source(task["source"], plugins=plugins), tier):
             if report.error:
                 raise report.error
