@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -119,6 +120,14 @@ def test_a_reader_that_pauses_keeps_no_other_request_waiting(client: Client, con
         found = client.of_store(server.url, read, connections_max=connections_max)
 
     assert found == [b"0123", b"1234", b"2345", DIGITS]
+
+
+@EACH_DIRECT
+def test_closing_a_store_ends_the_reply_of_a_reader_that_pauses(client: Client) -> None:
+    with wire(client.answers) as server:
+        client.of_store(server.url, lambda store: store.get("a/key", Span(0, 4, follows=2)))
+
+    gc.collect()  # a socket that is still open gives a ResourceWarning, which fails the test
 
 
 # Wrong addresses
