@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import UUID
 
+from machine import processor
 from offload_posix.store import PosixStore
-from throughput import _processor
 
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
@@ -209,7 +209,7 @@ def _report(rows: list[Row], *, as_json: bool) -> None:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "processor": _processor(),
+        "processor": processor(),
     }
     if as_json:
         print(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=2))

@@ -1,43 +1,55 @@
 """The throughput of a stream to an object store and back, compared with raw clients on the same objects.
 
-    python benchmarks/object_store.py [--server minio] [--size-gib 2] [--rounds 3] [--at-once 4]
+    python benchmarks/object_store.py [--server minio] [--size-gib 2] [--rounds 5] [--at-once 4]
                                       [--delay-ms 0] [--folder DIR] [--json]
 
-The server runs on this machine, and takes the same share of the cores from all jobs. Each round runs every
-job once, in turn; one more round goes first and is not counted. Rates and CPU seconds are those of the
-transfer alone, without the start of the interpreter and the import of the SDK; peak memory is that of the
-process. With `--delay-ms`, a
-proxy adds this delay to every request; then only the jobs of `offload` run, with several numbers of transfers
-at once.
+The server runs on this machine, and takes the same share of the cores from all jobs. MinIO and RGW keep their
+objects on the disk of `$TMPDIR`, which needs 8 times the size; fakes and emulators keep them in memory. Each
+round runs every job once, in turn; one more round goes first and is not counted. Seconds and CPU seconds are
+those of the transfer alone, without the start of the interpreter. The CPU seconds of the server are those of
+its processes while the job's process ran. Peak memory is that of the job's largest process. A ratio is the
+speed of a job by that of the fastest raw client of the same round. With `--delay-ms`, a proxy adds this delay
+to every request; then only the jobs of `offload` run, with several numbers of transfers at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import machine
 import stream
-from servers.catalogue import server
+from servers.catalogue import SERVERS, Running, server
+from servers.places import Place
 from servers.proxy import delayed
-from stopwatch import Stopwatch
-from throughput import _processor
+from stopwatch import running_children_cpu_seconds
 
-HERE = Path(__file__).resolve().parent
-SELF = [sys.executable, str(Path(__file__).resolve())]
-RAW = [sys.executable, str(HERE / "raw_clients.py")]
-CLIENTS = ("fsspec", "direct")
+HERE: Final = Path(__file__).resolve().parent
+RAW_CLIENTS: Final = {"s3": ("curl", "boto3", "obstore", "rclone"), "gcs": ("curl",), "azure": ("curl",)}
+OUR_CLIENTS: Final = ("direct", "fsspec")
+VERBS: Final = ("put", "get")
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that reads its task from stdin and prints the times of its transfer."""
+
+    name: str
+    verb: str  # "put" or "get"
+    is_raw: bool
+    argv: list[str]
+    task: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,18 +58,26 @@ class Run:
 
     seconds: float
     cpu_seconds: float
+    server_cpu_seconds: float
     peak_mib: float
+    counters: dict[str, Any]
+    """The requests and bytes, if the job is ours."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """A command that reads its task from stdin and prints the times of its transfer."""
+class Row:
+    """The medians of a job's runs. The fields are the columns."""
 
-    name: str
-    verb: str
-    argv: list[str]
-    task: dict[str, Any]
-    before: Callable[[], None] = lambda: None
+    job: str
+    seconds: float
+    mib_per_second: int
+    cpu_seconds_per_gib: float
+    server_cpu_seconds_per_gib: float
+    peak_mib: int
+    ratio: str
+    """The median over the rounds, the least and the most; empty without raw clients."""
+    requests_per_gib: float | None
+    bytes_per_byte: float | None
 
 
 def main() -> None:
@@ -65,21 +85,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", default="minio", choices=["minio", "rgw", "moto"])
+    parser.add_argument(
+        "--server", default="minio", choices=[each.name for each in SERVERS if each.honours_create]
+    )
     parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument(
-        "--folder", type=Path, default=None, help="folder for the data: needs 5 times the size"
+        "--folder", type=Path, default=None, help="folder for the data: needs 2 times the size"
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--job", choices=["sync", "read"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.job:
-        task = json.load(sys.stdin)
-        print(asyncio.run(_sync(task) if arguments.job == "sync" else _read(task)))
-        return
+    machine.require_disk()
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder, prefix="offload-benchmark-") as folder,
         server(arguments.server).running() as running,
@@ -87,60 +105,55 @@ def main() -> None:
         _measure(Path(folder), running, arguments)
 
 
-async def _sync(task: dict[str, Any]) -> str:
-    """Sync as `offload sync` does. Return the times."""
-    from offload import Plugins, TierOptions, open_source, open_tier, sync
-
-    plugins = Plugins.find()
-    how = TierOptions(uploads_max=task["at_once"])
-    async with open_tier(task["url"], plugins=plugins, storage_options=task["options"], options=how) as tier:
-        # From here on, as in `_read` and in the raw clients: opening the tier imports the SDK.
-        watch = Stopwatch()
-        async for report in sync(open_source(task["source"], plugins=plugins), tier):
-            if report.error:
-                raise report.error
-    return watch.read()
-
-
-async def _read(task: dict[str, Any]) -> str:
-    """Read every chunk of the stream with all checks, and drop it. Return the times."""
-    from offload import Plugins, StreamReader, open_tier
-
-    async with open_tier(task["url"], plugins=Plugins.find(), storage_options=task["options"]) as tier:
-        watch = Stopwatch()
-        reader = await StreamReader.open(tier, "stream", in_flight=task["at_once"])
-        windows = reader.windows(0)
-        size_bytes = 0
-        async for window in windows:
-            size_bytes += len(window.data)
-        await windows.aclose()
-        assert size_bytes == reader.manifest.entries["data_size_bytes"].sum()
-        return watch.read()
-
-
-def _measure(folder: Path, running: Any, arguments: argparse.Namespace) -> None:
-    stream.write(folder / "source" / "stream", int(arguments.size_gib * 2**30))
-    objects = _objects(folder)
-    size_bytes = sum(Path(path).stat().st_size for path, _ in objects)
-    with _maybe_delayed(running.endpoint, arguments.delay_ms) as endpoint:
-        place = running.place()
+def _measure(folder: Path, running: Running, arguments: argparse.Namespace) -> None:
+    stream.write(folder / "source" / "stream", int(arguments.size_gib * GIB))
+    size_bytes = sum(path.stat().st_size for path in (folder / "source" / "stream").glob("*.segment"))
+    place = running.place()
+    with _maybe_delayed(place, arguments.delay_ms) as options:
         if arguments.delay_ms:
-            jobs = _jobs_with_delay(folder, place, endpoint)
+            jobs = _jobs_with_delay(folder, place, options, size_bytes)
         else:
-            jobs = _jobs(folder, place, endpoint, objects, arguments.at_once)
-        runs: dict[str, list[Run]] = {job.name: [] for job in jobs}
+            jobs = _jobs(folder, running, place, size_bytes, arguments.at_once)
+        rounds = []
         for number in range(arguments.rounds + 1):
-            for job in jobs:
-                job.before()
-                done = _timed(job)
-                if number:
-                    runs[job.name].append(done)
+            rounds.append([_timed(job) for job in jobs])
+            for job, done in zip(jobs, rounds[-1], strict=True):
                 print(f"round {number} {job.name}: {done.seconds:.2f} s", file=sys.stderr)
-    _report(jobs, runs, size_bytes, running, arguments)
+    _report(jobs, rounds[1:], size_bytes, running, arguments)
+
+
+@contextmanager
+def _maybe_delayed(place: Place, delay_ms: float) -> Iterator[dict[str, str]]:
+    """Yield the options of the place, with the endpoint of a slow proxy if a delay is asked for."""
+    if not delay_ms:
+        yield place.options
+        return
+    if "endpoint_url" not in place.options:
+        raise SystemExit(
+            f"--delay-ms: not for {place.scheme}://, whose requests are signed for their endpoint"
+        )
+    with delayed(place.options["endpoint_url"], delay_ms=delay_ms) as slow:
+        yield place.options | {"endpoint_url": slow}
+
+
+def _jobs(folder: Path, running: Running, place: Place, size_bytes: int, at_once: int) -> list[Job]:
+    protocol = running.server.protocol
+    task = {"protocol": protocol, "options": place.options, "bucket": place.name, "objects": _objects(folder)}
+
+    def raw(name: str, verb: str) -> Job:
+        argv = [sys.executable, str(HERE / "raw_clients.py"), name, verb, str(at_once)]
+        return Job(f"{name} {verb}", verb, is_raw=True, argv=argv, task=task)
+
+    def ours(verb: str) -> list[Job]:
+        return [_ours(verb, folder, place, place.options, size_bytes, each, at_once) for each in OUR_CLIENTS]
+
+    return [
+        job for verb in VERBS for job in (*(raw(name, verb) for name in RAW_CLIENTS[protocol]), *ours(verb))
+    ]
 
 
 def _objects(folder: Path) -> list[tuple[str, str]]:
-    """Return the fragments that `offload sync` makes of the source, as files for the raw clients."""
+    """Return the fragments that `offload sync` makes of the source, as files and keys for the raw clients."""
     tier = folder / "tier"
     argv = [sys.executable, "-c", "from offload.cli.main import main; main()"]
     subprocess.run([*argv, "sync", f"rabbitmq://{folder / 'source'}", str(tier)], check=True, stdout=2)
@@ -148,104 +161,65 @@ def _objects(folder: Path) -> list[tuple[str, str]]:
     return [(str(path), f"raw/{number:04}") for number, path in enumerate(files)]
 
 
-@contextmanager
-def _maybe_delayed(endpoint: str, delay_ms: float) -> Iterator[str]:
-    if delay_ms:
-        with delayed(endpoint, delay_ms=delay_ms) as slow:
-            yield slow
-    else:
-        yield endpoint
-
-
-def _jobs(folder: Path, place: Any, endpoint: str, objects: list[tuple[str, str]], at_once: int) -> list[Job]:
-    raw = {
-        "endpoint": endpoint,
-        "bucket": place.url.removeprefix("s3://"),
-        "key": place.options["key"],
-        "secret": place.options["secret"],
-        "objects": objects,
-    }
-    names = ("boto3", "obstore", "curl")
+def _jobs_with_delay(folder: Path, place: Place, options: dict[str, str], size_bytes: int) -> list[Job]:
     return [
-        *(Job(f"{name} put", "put", [*RAW, name, "put", str(at_once)], raw) for name in names),
-        *(_ours("sync", folder, place, endpoint, client, at_once) for client in CLIENTS),
-        *(Job(f"{name} get", "get", [*RAW, name, "get", str(at_once)], raw) for name in names),
-        *(_ours("read", folder, place, endpoint, client, at_once) for client in CLIENTS),
-    ]
-
-
-def _jobs_with_delay(folder: Path, place: Any, endpoint: str) -> list[Job]:
-    return [
-        _ours(job, folder, place, endpoint, client, at_once)
-        for client in CLIENTS
+        replace(job, name=f"{job.name}, {at_once} at once")
+        for client in OUR_CLIENTS
         for at_once in (1, 2, 4, 8, 16)
-        for job in ("sync", "read")
+        for verb in VERBS
+        for job in [_ours(verb, folder, place, options, size_bytes, client, at_once)]
     ]
 
 
-def _ours(job: str, folder: Path, place: Any, endpoint: str, client: str, at_once: int) -> Job:
-    tier = f"tier-{client}"
+def _ours(
+    verb: str,
+    folder: Path,
+    place: Place,
+    options: dict[str, str],
+    size_bytes: int,
+    client: str,
+    at_once: int,
+) -> Job:
     task = {
-        "url": f"{place.url}/{tier}",
-        "options": {**place.options, "endpoint_url": endpoint, "client": client},
-        "source": f"rabbitmq://{folder / 'source'}",
-        "at_once": at_once,
+        "url": f"{place.url}/tier-{client}",
+        "options": {**options, "client": client},
+        "source": str(folder / "source"),
+        "size_bytes": size_bytes,
     }
-
-    def empty() -> None:
-        keys = [key for key in place.keys() if key.startswith(tier + "/")]  # noqa: SIM118 - no mapping
-        for key in keys:
-            place.boto.delete_object(Bucket=place.name, Key=key)
-
-    name = f"offload {job}, {client}, {at_once} at once"
-    return Job(
-        name, "put" if job == "sync" else "get", [*SELF, "--job", job], task, _if(job == "sync", empty)
-    )
-
-
-def _if(condition: bool, then: Callable[[], None]) -> Callable[[], None]:
-    return then if condition else lambda: None
+    job = {"put": "sync", "get": "read"}[verb]
+    argv = [sys.executable, str(HERE / "our_clients.py"), job, str(at_once)]
+    return Job(f"{job}, {client}", verb, is_raw=False, argv=argv, task=task)
 
 
 def _timed(job: Job) -> Run:
+    of_server = -running_children_cpu_seconds()
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as output:
         task.write(json.dumps(job.task).encode())
         task.seek(0)
         process = subprocess.Popen(job.argv, stdin=task, stdout=output)
         _, status, usage = os.wait4(process.pid, 0)
+        of_server += running_children_cpu_seconds()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise SystemExit(f"{job.name} ended with {process.returncode}")
         output.seek(0)
-        seconds, cpu_seconds = json.load(output)
-    return Run(seconds, cpu_seconds, usage.ru_maxrss / 1024)
+        counters = json.load(output)
+    seconds, cpu_seconds = counters.pop("seconds"), counters.pop("cpu_seconds")
+    return Run(seconds, cpu_seconds, of_server, usage.ru_maxrss / 1024, counters)
 
 
 def _report(
-    jobs: list[Job], runs: dict[str, list[Run]], size_bytes: int, running: Any, arguments: argparse.Namespace
+    jobs: list[Job],
+    rounds: list[list[Run]],
+    size_bytes: int,
+    running: Running,
+    arguments: argparse.Namespace,
 ) -> None:
-    def seconds(job: Job) -> float:
-        return statistics.median(run.seconds for run in runs[job.name])
-
-    rows = []
-    for job in jobs:
-        raw = [seconds(each) for each in jobs if each.verb == job.verb and each.argv[:2] == RAW]
-        cpu = statistics.median(run.cpu_seconds for run in runs[job.name])
-        row = {
-            "job": job.name,
-            "seconds": round(seconds(job), 2),
-            "mib_per_second": round(size_bytes / 2**20 / seconds(job)),
-            "cpu_seconds_per_gib": round(cpu / (size_bytes / 2**30), 2),
-            "peak_mib": round(max(run.peak_mib for run in runs[job.name])),
-        }
-        if raw and job.argv[:2] != RAW:
-            row["speed_of_best_raw"] = round(min(raw) / seconds(job), 2)
-        rows.append(row)
-    machine = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "processor": _processor(),
+    runs = list(zip(jobs, zip(*rounds, strict=True), strict=True))
+    best = {verb: _best([done for job, done in runs if job.is_raw and job.verb == verb]) for verb in VERBS}
+    rows = [_row(job, done, size_bytes, best[job.verb]) for job, done in runs]
+    about = {
+        **machine.description(),
         "server": f"{running.server.name} {running.version}",
         "size_bytes": size_bytes,
         "rounds": arguments.rounds,
@@ -253,13 +227,47 @@ def _report(
         "delay_ms": arguments.delay_ms,
     }
     if arguments.json:
-        print(json.dumps({"machine": machine, "jobs": rows}, indent=2))
+        each = [
+            asdict(row) | {"counters": done[-1].counters} for row, (_, done) in zip(rows, runs, strict=True)
+        ]
+        print(json.dumps({"machine": about, "jobs": each}, indent=2))
         return
-    print("\n".join(f"{name}: {value}" for name, value in machine.items()))
-    heads = ("job", "seconds", "mib_per_second", "cpu_seconds_per_gib", "peak_mib", "speed_of_best_raw")
-    for row in (dict(zip(heads, heads, strict=True)), *rows):
-        first, *others = (str(row.get(head, "")) for head in heads)
-        print(first.ljust(34) + "".join(cell.rjust(21) for cell in others))
+    print("\n".join(f"{name}: {value}" for name, value in about.items()))
+    heads = [name.replace("_", " ") for name in asdict(rows[0])]
+    for line in (
+        heads,
+        ["---"] * len(heads),
+        *([_cell(each) for each in asdict(row).values()] for row in rows),
+    ):
+        print(f"| {' | '.join(line)} |")
+
+
+def _cell(value: float | str | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _best(runs: list[tuple[Run, ...]]) -> list[float]:
+    """Return the least seconds of each round; nothing if there are no runs."""
+    return [min(run.seconds for run in done) for done in zip(*runs, strict=True)]
+
+
+def _row(job: Job, runs: Sequence[Run], size_bytes: int, best: list[float]) -> Row:
+    def per_gib(values: Iterator[float]) -> float:
+        return round(statistics.median(values) / (size_bytes / GIB), 2)
+
+    seconds, counters = statistics.median(run.seconds for run in runs), runs[-1].counters
+    ratios = [least / run.seconds for least, run in zip(best, runs, strict=True)] if best else []
+    return Row(
+        job=job.name,
+        seconds=round(seconds, 2),
+        mib_per_second=round(size_bytes / 2**20 / seconds),
+        cpu_seconds_per_gib=per_gib(run.cpu_seconds for run in runs),
+        server_cpu_seconds_per_gib=per_gib(run.server_cpu_seconds for run in runs),
+        peak_mib=round(max(run.peak_mib for run in runs)),
+        ratio=f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "",
+        requests_per_gib=per_gib(iter([counters["requests"]])) if counters else None,
+        bytes_per_byte=round(counters["moved"], 4) if counters else None,
+    )
 
 
 if __name__ == "__main__":

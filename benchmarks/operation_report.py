@@ -7,8 +7,8 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 
+from machine import processor
 from tally import Tally
-from throughput import _processor
 
 from offload.model.prices import GIB, PRICES, Price
 
@@ -98,7 +98,7 @@ def print_report(rows: list[Row], *, as_json: bool) -> None:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "processor": _processor(),
+        "processor": processor(),
     }
     work = Workload()
     is_whole = len({row.operation.partition(",")[0] for row in rows} & {"claim", "open", "sweep"}) == 3

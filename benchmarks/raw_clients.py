@@ -1,10 +1,12 @@
-"""Raw S3 clients that move the same objects, each in a process of its own, so that it can be measured.
+"""Raw clients that move the same objects, each in a process of its own, so that it can be measured.
 
-    python benchmarks/raw_clients.py CLIENT put|get AT_ONCE < job.json
+    python benchmarks/raw_clients.py CLIENT put|get AT_ONCE < task.json
 
-The job has `endpoint`, `bucket`, `key`, `secret` and `objects` (a file and a key each). Nothing is checked
-except by the client itself, and bytes that are read are dropped. The program prints the seconds and the CPU
-seconds of the transfer alone, without the start of the interpreter.
+The task has the `protocol`, the `options` of a place, its `bucket`, and `objects` (a file and a key each).
+Nothing is checked except by the client itself, and bytes that are read are dropped. No client signs a payload
+by choice: boto3 does so on plain HTTP, and rclone sends an MD5 of each object. The program prints the seconds
+and the CPU seconds of the transfer alone: without the start of the interpreter, but with that of curl and
+rclone.
 """
 
 from __future__ import annotations
@@ -17,61 +19,64 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from stopwatch import Stopwatch
 
-Job = dict[str, Any]
-REGION = "us-east-1"
+Task = dict[str, Any]
+Done = dict[str, float]
 
 
-def boto3_client(job: Job, at_once: int) -> Any:
+def by_boto3(task: Task, verb: str, at_once: int) -> Done:
+    """Move the objects in threads, one request for each; a read uses a buffer of 1 MiB."""
+    client = _boto3_client(task, at_once)
+
+    def put(item: tuple[str, str]) -> None:
+        with Path(item[0]).open("rb") as file:
+            client.put_object(Bucket=task["bucket"], Key=item[1], Body=file)
+
+    def get(item: tuple[str, str]) -> None:
+        body = client.get_object(Bucket=task["bucket"], Key=item[1])["Body"]
+        while body.read(2**20):
+            pass
+
+    watch = Stopwatch()
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(put if verb == "put" else get, task["objects"]))
+    return watch.read()
+
+
+def _boto3_client(task: Task, at_once: int) -> Any:
     """Return a client with as many connections as threads."""
     import boto3
     from botocore.config import Config
 
     return boto3.client(
         "s3",
-        endpoint_url=job["endpoint"],
-        region_name=REGION,
-        aws_access_key_id=job["key"],
-        aws_secret_access_key=job["secret"],
+        endpoint_url=task["options"]["endpoint_url"],
+        region_name=task["options"]["region"],
+        aws_access_key_id=task["options"]["key"],
+        aws_secret_access_key=task["options"]["secret"],
         config=Config(max_pool_connections=at_once, s3={"addressing_style": "path"}),
     )
 
 
-def by_boto3(job: Job, verb: str, at_once: int) -> str:
-    """Move the objects in threads, one request for each; a read uses a buffer of 1 MiB."""
-    client = boto3_client(job, at_once)
-
-    def put(item: tuple[str, str]) -> None:
-        with Path(item[0]).open("rb") as file:
-            client.put_object(Bucket=job["bucket"], Key=item[1], Body=file)
-
-    def get(item: tuple[str, str]) -> None:
-        body = client.get_object(Bucket=job["bucket"], Key=item[1])["Body"]
-        while body.read(2**20):
-            pass
-
-    watch = Stopwatch()
-    with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(put if verb == "put" else get, job["objects"]))
-    return watch.read()
-
-
-def by_obstore(job: Job, verb: str, at_once: int) -> str:
+def by_obstore(task: Task, verb: str, at_once: int) -> Done:
     """Move the objects by obstore's asynchronous calls, one request for each."""
     import obstore
     from obstore.store import S3Store
 
     store = S3Store(
-        job["bucket"],
-        endpoint=job["endpoint"],
-        region=REGION,
-        access_key_id=job["key"],
-        secret_access_key=job["secret"],
+        task["bucket"],
+        endpoint=task["options"]["endpoint_url"],
+        region=task["options"]["region"],
+        access_key_id=task["options"]["key"],
+        secret_access_key=task["options"]["secret"],
         virtual_hosted_style_request=False,
+        unsigned_payload=True,
         client_options={"allow_http": True},
     )
 
@@ -83,7 +88,7 @@ def by_obstore(job: Job, verb: str, at_once: int) -> str:
         async for _ in (await obstore.get_async(store, key)).stream(2**20):
             pass
 
-    async def main() -> str:
+    async def main() -> Done:
         turns = asyncio.Semaphore(at_once)
 
         async def one(path: str, key: str) -> None:
@@ -91,37 +96,127 @@ def by_obstore(job: Job, verb: str, at_once: int) -> str:
                 await (put if verb == "put" else get)(path, key)
 
         watch = Stopwatch()
-        await asyncio.gather(*(one(path, key) for path, key in job["objects"]))
+        await asyncio.gather(*(one(path, key) for path, key in task["objects"]))
         return watch.read()
 
     return asyncio.run(main())
 
 
-def by_curl(job: Job, verb: str, at_once: int) -> str:
+def by_curl(task: Task, verb: str, at_once: int) -> Done:
     """Move the objects by one curl process, in parallel, with URLs that are signed before the start."""
-    client = boto3_client(job, 1)
-    lines = []
-    for path, key in job["objects"]:
-        where = {"Bucket": job["bucket"], "Key": key}
-        url = client.generate_presigned_url(f"{verb}_object", Params=where, ExpiresIn=3600)
-        how = f'upload-file = "{path}"' if verb == "put" else 'output = "/dev/null"'
-        lines.append(f'url = "{url}"\n{how}')
+    lines_of = CURL_LINES[task["protocol"]](task, verb)
+    lines = list[str]()
+    for path, key in task["objects"]:
+        lines += lines_of(key)
+        lines.append(f'upload-file = "{path}"' if verb == "put" else 'output = "/dev/null"')
     with tempfile.NamedTemporaryFile("w", suffix=".curl") as config:
         config.write("\n".join(lines))
         config.flush()
         argv = ["curl", "-sSf", "--parallel", "--parallel-immediate", "--parallel-max", str(at_once)]
         watch = Stopwatch()
-        subprocess.run([*argv, "--config", config.name], check=True)
+        # fake-gcs-server answers a put with the metadata of the object.
+        subprocess.run([*argv, "--config", config.name], check=True, stdout=subprocess.DEVNULL)
         return watch.read()
 
 
-CLIENTS: dict[str, Callable[[Job, str, int], str]] = {
+Lines = Callable[[str], list[str]]
+
+
+def _s3_lines(task: Task, verb: str) -> Lines:
+    client = _boto3_client(task, 1)
+
+    def lines(key: str) -> list[str]:
+        where = {"Bucket": task["bucket"], "Key": key}
+        url = client.generate_presigned_url(f"{verb}_object", Params=where, ExpiresIn=3600)
+        return [f'url = "{url}"']
+
+    return lines
+
+
+def _gcs_lines(task: Task, verb: str) -> Lines:
+    """Return the lines for a server without logins."""
+    path = f"/storage/v1/b/{task['bucket']}/o"
+    endpoint = task["options"]["endpoint_url"]
+
+    def lines(key: str) -> list[str]:
+        name = quote(key, safe="")
+        if verb == "get":
+            return [f'url = "{endpoint}{path}/{name}?alt=media"']
+        return [f'url = "{endpoint}/upload{path}?uploadType=media&name={name}"', "request = POST"]
+
+    return lines
+
+
+def _azure_lines(task: Task, verb: str) -> Lines:
+    from azure.storage.blob import BlobServiceClient, generate_container_sas
+
+    service = BlobServiceClient.from_connection_string(task["options"]["connection_string"])
+    signed = generate_container_sas(
+        service.account_name,
+        task["bucket"],
+        account_key=service.credential.account_key,
+        permission="rcw",
+        expiry=datetime.now(UTC) + timedelta(hours=1),
+    )
+    header = ['header = "x-ms-blob-type: BlockBlob"'] if verb == "put" else []
+    return lambda key: [f'url = "{service.url.rstrip("/")}/{task["bucket"]}/{key}?{signed}"', *header]
+
+
+CURL_LINES: dict[str, Callable[[Task, str], Lines]] = {
+    "s3": _s3_lines,
+    "gcs": _gcs_lines,
+    "azure": _azure_lines,
+}
+"""The lines of a configuration of curl that name an object, by protocol."""
+
+
+def by_rclone(task: Task, verb: str, at_once: int) -> Done:
+    """Copy the folder of the objects by one rclone, or print them to /dev/null by as many as `at_once`.
+
+    One `rclone cat` fetches one object after another. `rclone copy` would have to write files.
+    """
+    options, folder = task["options"], task["objects"][0][1].rpartition("/")[0]
+    login = {
+        "TYPE": "s3",
+        "PROVIDER": "Other",
+        "ENDPOINT": options["endpoint_url"],
+        "REGION": options["region"],
+        "ACCESS_KEY_ID": options["key"],
+        "SECRET_ACCESS_KEY": options["secret"],
+    }
+    env = {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"}  # 1.60 fails with it
+    env |= {"RCLONE_CONFIG": "", **{f"RCLONE_CONFIG_RAW_{name}": value for name, value in login.items()}}
+    target = f"raw:{task['bucket']}/{folder}"
+    flags = ["--no-traverse", "--multi-thread-streams=0", "--ignore-checksum", "--s3-disable-checksum"]
+    flags += ["--s3-no-head", "--s3-no-head-object", "--s3-no-check-bucket", "--s3-upload-cutoff=1Gi"]
+    with tempfile.TemporaryDirectory() as scratch:
+        if verb == "put":
+            for path, key in task["objects"]:
+                Path(scratch, key.rpartition("/")[2]).symlink_to(path)
+            how = ["--copy-links", "--ignore-times", f"--transfers={at_once}"]
+            commands = [["rclone", "copy", scratch, target, *flags, *how]]
+        else:
+            names = [key.rpartition("/")[2] for _, key in task["objects"]]
+            lists = [Path(scratch, str(number)) for number in range(min(at_once, len(names)))]
+            for number, path in enumerate(lists):
+                path.write_text("\n".join(names[number :: len(lists)]))
+            commands = [["rclone", "cat", target, *flags, "--files-from", str(path)] for path in lists]
+        watch = Stopwatch()
+        running = [subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL) for argv in commands]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise SystemExit("rclone failed")
+        return watch.read()
+
+
+CLIENTS: dict[str, Callable[[Task, str, int], Done]] = {
+    "curl": by_curl,
     "boto3": by_boto3,
     "obstore": by_obstore,
-    "curl": by_curl,
+    "rclone": by_rclone,
 }
 
 
 if __name__ == "__main__":
-    print(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3])), flush=True)
+    print(json.dumps(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3]))), flush=True)
     os._exit(0)  # obstore's threads may abort an interpreter that ends while they release a stream

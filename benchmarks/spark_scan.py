@@ -27,7 +27,7 @@ from typing import Any
 
 import pyarrow as pa
 import stream
-from throughput import _processor
+from machine import processor
 
 from offload import Blocking, ObjectStoreOffloader, Plugins
 from offload.contracts.store import Span, Suffix
@@ -66,7 +66,7 @@ def main() -> None:
             "python": platform.python_version(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "processor": _processor(),
+            "processor": processor(),
             "rows": rows,
             "size_bytes": size_bytes,
             "rounds": arguments.rounds,

@@ -1,12 +1,13 @@
 """The throughput of a stream to a folder and back, compared with `cp` and `cat` on the same bytes.
 
-    python benchmarks/throughput.py [--size-gib 2] [--rounds 5] [--folder DIR] [--json]
+    python benchmarks/throughput.py [--size-gib 2] [--rounds 5] [--bytes-only] [--folder DIR] [--json]
 
 Each round runs every job once, in turn, so that a noisy minute affects all of them. One more round goes first
 and is not counted. The source is in the page cache, and every target is new. The program prints medians:
 seconds, throughput, CPU seconds (user and system time of the whole process, with its start) and peak memory;
 and the ratios to the raw job of the same kind. `read chunks` also measures itself without the start of the
-interpreter, because `cat` has none.
+interpreter, because `cat` has none. `--bytes-only` leaves out the jobs that decode messages, which take most
+of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import machine
 import stream
 from stopwatch import Stopwatch
 
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=None, help="folder for the data: needs 4 times the size"
     )
+    parser.add_argument("--bytes-only", action="store_true", help="leave out the jobs that decode messages")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--read-chunks", metavar="TIER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,7 +74,7 @@ def main() -> None:
         asyncio.run(_read_chunks(arguments.read_chunks))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="offload-benchmark-") as folder:
-        _measure(Path(folder), int(arguments.size_gib * 2**30), arguments.rounds, as_json=arguments.json)
+        _measure(Path(folder), int(arguments.size_gib * 2**30), arguments)
 
 
 async def _read_chunks(tier: str) -> None:
@@ -86,25 +88,25 @@ async def _read_chunks(tier: str) -> None:
         async for _ in windows:
             pass
         await windows.aclose()
-        print(watch.read())
+        print(json.dumps(watch.read()))
 
 
-def _measure(folder: Path, size_bytes: int, rounds: int, *, as_json: bool) -> None:
+def _measure(folder: Path, size_bytes: int, arguments: argparse.Namespace) -> None:
     source = folder / "source" / "stream"
     messages = stream.write(source, size_bytes)
     written = sum(path.stat().st_size for path in source.iterdir())
     files = [str(path) for path in sorted(source.glob("*.segment"))]
     subprocess.run(["sync"], check=True)
-    jobs = _jobs(folder, files)
+    jobs = [job for job in _jobs(folder, files) if job.unit == "bytes" or not arguments.bytes_only]
     runs: dict[str, list[Run]] = {job.name: [] for job in jobs}
-    for number in range(rounds + 1):
+    for number in range(arguments.rounds + 1):
         for job in jobs:
             done = _timed(job.argv())
             job.after()
             if number:
                 runs[job.name].append(done)
             print(f"round {number} {job.name}: {done.seconds:.2f} s", file=sys.stderr)
-    _report(jobs, runs, written, messages, as_json=as_json)
+    _report(jobs, runs, written, messages, as_json=arguments.json)
 
 
 def _jobs(folder: Path, files: list[str]) -> list[Job]:
@@ -153,7 +155,7 @@ def _timed(argv: list[str]) -> Run:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{argv} ended with {process.returncode}")
-    own = tuple(json.loads(said)) if argv[: len(SELF)] == SELF else None
+    own = tuple(json.loads(said).values()) if argv[: len(SELF)] == SELF else None
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, own)
 
 
@@ -182,19 +184,16 @@ def _report(
                 row["speed_without_start"] = round(of_peer / own_seconds, 2)
                 row["cpu_without_start"] = round(own_cpu / cpu_of_peer, 2)
         rows.append(row)
-    machine = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "processor": _processor(),
+    about = {
+        **machine.description(),
         "size_bytes": size_bytes,
         "messages": messages,
         "rounds": len(runs[jobs[0].name]),
     }
     if as_json:
-        print(json.dumps({"machine": machine, "jobs": rows}, indent=2))
+        print(json.dumps({"machine": about, "jobs": rows}, indent=2))
         return
-    print("\n".join(f"{name}: {value}" for name, value in machine.items()))
+    print("\n".join(f"{name}: {value}" for name, value in about.items()))
     heads = (
         "job",
         "seconds",
@@ -208,13 +207,6 @@ def _report(
     )
     for row in (dict(zip(heads, heads, strict=True)), *rows):
         print("  ".join(str(row.get(head, "")).rjust(20 if head == "rate" else 15) for head in heads))
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,12 +28,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import machine
 import stream  # noqa: F401 - puts the tests' servers on the path
 from certificates import certificate
 from servers.catalogue import server
 from servers.places import ACCESS_KEY, REGION, SECRET_KEY
 from servers.processes import free_port, process, wait_until_it_answers
-from throughput import _processor
 from transport_clients import CANDIDATES
 from transport_task import MIB, Piece
 
@@ -91,8 +90,7 @@ def main() -> None:
 
 @contextmanager
 def _running(name: str, *, is_tls: bool) -> Iterator[Endpoint]:
-    if os.path.realpath(tempfile.gettempdir()).startswith("/dev/shm"):
-        raise SystemExit("TMPDIR is in memory: the server would fill it; choose a folder on a disk")
+    machine.require_disk()
     if not is_tls:
         with server(name).running() as running:
             yield Endpoint(running.endpoint, "", f"{name} {running.version}", _boto(running.endpoint, None))
@@ -197,20 +195,17 @@ def _run(endpoint: Endpoint, job: str, keys: list[str], name: str) -> dict[str, 
 
 
 def _report(tables: Any, endpoint: Endpoint, arguments: argparse.Namespace) -> None:
-    machine = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "processor": _processor(),
+    about = {
+        **machine.description(),
         "server": endpoint.version,
         "size_gib": arguments.size_gib,
         "rounds": arguments.rounds,
     }
     rows = [row for job, runs in tables.items() for row in _rows(job, runs, arguments)]
     if arguments.json:
-        print(json.dumps({"machine": machine, "rows": rows}, indent=2))
+        print(json.dumps({"machine": about, "rows": rows}, indent=2))
         return
-    print("\n".join(f"{name}: {value}" for name, value in machine.items()))
+    print("\n".join(f"{name}: {value}" for name, value in about.items()))
     print("\n| job | candidate | ratio to the fastest | MiB/s | CPU s/GiB | peak MiB |")
     print("|---|---|---|---|---|---|")
     for row in rows:
