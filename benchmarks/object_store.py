@@ -98,6 +98,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     machine.require_disk()
+    # MinIO deletes replaced objects every five minutes by default. Until then they would fill the disk.
+    os.environ.setdefault("MINIO_API_DELETE_CLEANUP_INTERVAL", "10s")
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder, prefix="offload-benchmark-") as folder,
         server(arguments.server).running() as running,

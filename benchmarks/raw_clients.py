@@ -104,11 +104,10 @@ def by_obstore(task: Task, verb: str, at_once: int) -> Done:
 
 def by_curl(task: Task, verb: str, at_once: int) -> Done:
     """Move the objects by one curl process, in parallel, with URLs that are signed before the start."""
-    lines_of = CURL_LINES[task["protocol"]](task, verb)
-    lines = list[str]()
+    url_of, lines = CURL_URLS[task["protocol"]](task, verb)
     for path, key in task["objects"]:
-        lines += lines_of(key)
-        lines.append(f'upload-file = "{path}"' if verb == "put" else 'output = "/dev/null"')
+        lines += [f'url = "{url_of(key)}"']
+        lines += [f'upload-file = "{path}"' if verb == "put" else 'output = "/dev/null"']
     with tempfile.NamedTemporaryFile("w", suffix=".curl") as config:
         config.write("\n".join(lines))
         config.flush()
@@ -119,35 +118,31 @@ def by_curl(task: Task, verb: str, at_once: int) -> Done:
         return watch.read()
 
 
-Lines = Callable[[str], list[str]]
+Urls = tuple[Callable[[str], str], list[str]]
+"""A function that returns the URL of a key, and lines of a configuration of curl for all of them."""
 
 
-def _s3_lines(task: Task, verb: str) -> Lines:
+def _s3_urls(task: Task, verb: str) -> Urls:
     client = _boto3_client(task, 1)
 
-    def lines(key: str) -> list[str]:
+    def url_of(key: str) -> str:
         where = {"Bucket": task["bucket"], "Key": key}
-        url = client.generate_presigned_url(f"{verb}_object", Params=where, ExpiresIn=3600)
-        return [f'url = "{url}"']
+        return str(client.generate_presigned_url(f"{verb}_object", Params=where, ExpiresIn=3600))
 
-    return lines
+    return url_of, []
 
 
-def _gcs_lines(task: Task, verb: str) -> Lines:
-    """Return the lines for a server without logins."""
+def _gcs_urls(task: Task, verb: str) -> Urls:
+    """Return the URLs of a server without logins."""
     path = f"/storage/v1/b/{task['bucket']}/o"
     endpoint = task["options"]["endpoint_url"]
-
-    def lines(key: str) -> list[str]:
-        name = quote(key, safe="")
-        if verb == "get":
-            return [f'url = "{endpoint}{path}/{name}?alt=media"']
-        return [f'url = "{endpoint}/upload{path}?uploadType=media&name={name}"', "request = POST"]
-
-    return lines
+    if verb == "get":
+        return lambda key: f"{endpoint}{path}/{quote(key, safe='')}?alt=media", []
+    upload = f"{endpoint}/upload{path}?uploadType=media&name="
+    return lambda key: upload + quote(key, safe=""), ["request = POST"]
 
 
-def _azure_lines(task: Task, verb: str) -> Lines:
+def _azure_urls(task: Task, verb: str) -> Urls:
     from azure.storage.blob import BlobServiceClient, generate_container_sas
 
     service = BlobServiceClient.from_connection_string(task["options"]["connection_string"])
@@ -158,16 +153,16 @@ def _azure_lines(task: Task, verb: str) -> Lines:
         permission="rcw",
         expiry=datetime.now(UTC) + timedelta(hours=1),
     )
-    header = ['header = "x-ms-blob-type: BlockBlob"'] if verb == "put" else []
-    return lambda key: [f'url = "{service.url.rstrip("/")}/{task["bucket"]}/{key}?{signed}"', *header]
+    container = f"{service.url.rstrip('/')}/{task['bucket']}"
+    lines = ['header = "x-ms-blob-type: BlockBlob"'] if verb == "put" else []
+    return lambda key: f"{container}/{key}?{signed}", lines
 
 
-CURL_LINES: dict[str, Callable[[Task, str], Lines]] = {
-    "s3": _s3_lines,
-    "gcs": _gcs_lines,
-    "azure": _azure_lines,
+CURL_URLS: dict[str, Callable[[Task, str], Urls]] = {
+    "s3": _s3_urls,
+    "gcs": _gcs_urls,
+    "azure": _azure_urls,
 }
-"""The lines of a configuration of curl that name an object, by protocol."""
 
 
 def by_rclone(task: Task, verb: str, at_once: int) -> Done:
