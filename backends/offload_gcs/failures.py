@@ -170,9 +170,11 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
             return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
         case aiohttp.ClientHttpProxyError():
             return TryAgain(f"{said}: the proxy answers {exc.status}; check the option `proxy`")
-        # The last of the errors of connecting. The request was not sent, so nothing is in doubt.
-        # `ConnectionTimeoutError` is a `TimeoutError` too: the next case would call its outcome unknown.
-        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+        # The last two errors of connecting. The request was not sent, so nothing is in doubt.
+        # `ConnectionTimeoutError` is a `TimeoutError` too: the case of that would call its outcome unknown.
+        case aiohttp.ConnectionTimeoutError():
+            return TryAgain(f"{said}: the server accepts no connection within `connect_timeout_seconds`")
+        case aiohttp.ClientConnectorError():
             reason = without_secrets(exc)
             return TryAgain(f"{said}: cannot connect: {reason}; check `endpoint_url` and `proxy`")
         case TimeoutError():

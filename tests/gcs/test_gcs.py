@@ -233,7 +233,7 @@ def test_an_error_of_the_xml_api_is_understood() -> None:
         (Unusable("there are none"), StoreDenied, "there are none"),
         (TimeoutError(), OutcomeUnknown, "`read_timeout_seconds`"),
         (aiohttp.SocketTimeoutError("slow"), OutcomeUnknown, "`read_timeout_seconds`"),
-        (aiohttp.ConnectionTimeoutError("slow"), TryAgain, "cannot connect"),
+        (aiohttp.ConnectionTimeoutError("slow"), TryAgain, "`connect_timeout_seconds`"),
         (aiohttp.ServerDisconnectedError(), OutcomeUnknown, "disconnected"),
     ],
 )
