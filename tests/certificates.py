@@ -38,6 +38,9 @@ def certificate(folder: Path, *, days: int = 1, address: str = "127.0.0.1") -> C
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        # With these, OpenSSL tells apart the authorities of one file. All of ours have the same name.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False)
         .sign(key, hashes.SHA256())
     )
     paths = Certificate(folder / "public.crt", folder / "private.key")

@@ -9,7 +9,8 @@
 
 Rules, or chance from a seed, decide once per request which fault it gets; the first rule that fits
 decides. The head of a request goes to the server unchanged, `Host` included, so signatures stay
-valid. In a reply, a `Location` on the server itself is changed to the proxy.
+valid. In a reply, a `Location` on the server itself is changed to the proxy. Clients use TLS if
+`proxied` is given a certificate (`servers.proxy_tls`); the server never does.
 
 Invariants: a fault is counted when it happens, not when it is planned; a request without a fault is passed
 through window by window, so its size costs no memory; one connection of a client is one connection to the
@@ -39,7 +40,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # this module also runs as a script, which finds no package
+    from servers.proxy_tls import Tls
 
 WINDOW_SIZE_BYTES: Final = 256 * 1024
 HEAD_SIZE_BYTES_MAX: Final = 64 * 1024
@@ -62,6 +66,8 @@ class Fault(Enum):
     TRUNCATE = "the reply's body ends half-way, and so does the connection"
     DEAF = "nobody reads the request's body, and nobody answers; the connection stays open"
     STALL = "the server has answered; a part of the reply arrives; then the open connection is silent"
+    HANG_UP = "the whole reply arrives; then the connection ends, over TLS without close_notify"
+    CUT_RECORD = "over TLS: the reply's body ends within its last record, and so does the connection"
     FLIP = "one bit in the middle of the reply's body is flipped"
     IGNORE_PRECONDITION = "the server gets the request without its create-if-absent condition"
 
@@ -69,7 +75,17 @@ class Fault(Enum):
         """Return True if this request can have the fault. Conditions on the reply are checked later."""
         if self is Fault.IGNORE_PRECONDITION:
             return request.creates
-        return self not in (Fault.TRICKLE, Fault.TRUNCATE, Fault.FLIP) or request.method == "GET"
+        return self not in _OF_BODIES or request.method == "GET"
+
+
+_OF_BODIES: Final = (Fault.TRICKLE, Fault.TRUNCATE, Fault.CUT_RECORD, Fault.FLIP)
+
+
+class HandshakeFault(Enum):
+    """The fault of one handshake of TLS."""
+
+    CUT = "half of the server's first message arrives; then the connection ends"
+    SILENT = "the connection stays open, and the server says nothing"
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,21 @@ class Plan:
     pause_seconds: float = 0.005
     """The pause between the pieces of a trickle."""
 
+    handshakes: deque[HandshakeFault] = field(default_factory=deque)
+    """The faults of the next handshakes, in this order."""
+
+    handshake_cut_chance: float = 0.0
+    """The chance that a handshake is cut, after those of `handshakes`."""
+
     asked: Counter[str] = field(default_factory=Counter, init=False)
+
+    def decide_handshake(self) -> HandshakeFault | None:
+        """Return the fault of the next handshake, or None."""
+        if self.handshakes:
+            return self.handshakes.popleft()
+        self.asked["handshake"] += 1
+        draw = random.Random(f"{self.seed} handshake {self.asked['handshake']}").random()
+        return HandshakeFault.CUT if draw < self.handshake_cut_chance else None
 
     def decide(self, request: Request) -> Fault | None:
         """Return the fault of this request, or None."""
@@ -223,14 +253,16 @@ class Plan:
 class Proxy:
     """A proxy, made by `proxied`. Public attributes and methods may be used from any thread."""
 
-    def __init__(self, upstream: str, plan: Plan) -> None:
+    def __init__(self, upstream: str, plan: Plan, tls: Tls | None = None) -> None:
         parts = urllib.parse.urlsplit(upstream)
         assert parts.scheme == "http", upstream
         assert parts.hostname
         self.plan = plan
+        self.tls = tls
         self.counts: Counter[str] = Counter()
-        """`requests`, `creates`, and each fault by its name in lower case; `gone` are connections that the
-        server ended of its own accord in the middle of a request."""
+        """The numbers of `connections`, `ended` connections, `requests`, `creates`, and faults by their names
+        in lower case, those of handshakes with `handshake_` before it. `refused`: handshakes that the client
+        ended. `gone`: connections that the server ended in the middle of a request."""
 
         self.log: deque[str] = deque(maxlen=500)
         """The last requests, one line each, for debugging."""
@@ -254,11 +286,16 @@ class Proxy:
     @property
     def url(self) -> str:
         """Return the URL of the proxy."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self._port}"
 
     def before(self, text: str) -> str:
         """Return `text`, an option or a URL, with the proxy's address instead of the server's."""
-        return text.replace(self._authority, f"127.0.0.1:{self._port}")
+        return text.replace(f"http://{self._authority}", self.url)
+
+    def options(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of a place, so that they lead to the proxy and name the authority of its TLS."""
+        found = {name: self.before(value) for name, value in given.items()}
+        return found if self.tls is None else found | {"verify": str(self.tls.trusted)}
 
     def settle(self) -> None:
         """Wait until every late request has landed."""
@@ -302,7 +339,8 @@ class Proxy:
     async def _accept(self) -> None:
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            self._begin(self._serve(_Wire(connection)))
+            self.counts["connections"] += 1
+            self._begin(self._serve(_Wire(connection, self.tls)))
 
     def close(self) -> None:
         """Stop listening."""
@@ -321,6 +359,7 @@ class Proxy:
     async def _serve(self, client: _Wire) -> None:
         exchange = _Exchange(self, client)
         try:
+            await self._shake(client)
             while (head := await client.head()) is not None:
                 self.counts["requests"] += 1
                 request = Request(head, self.counts["requests"])
@@ -330,6 +369,23 @@ class Proxy:
             pass  # one side has ended, so end the other too
         finally:
             exchange.close()
+            self.counts["ended"] += 1
+
+    async def _shake(self, client: _Wire) -> None:
+        """Begin TLS, if there is TLS. Raises `ConnectionError` if that fails, on purpose or not."""
+        if client.line is None:
+            return
+        fault = self.plan.decide_handshake()
+        if fault is not None:
+            self.counts[f"handshake_{fault.name.lower()}"] += 1
+        if fault is HandshakeFault.SILENT:
+            await client.abandoned()
+            raise _Ended
+        try:
+            await client.line.shake(is_cut=fault is HandshakeFault.CUT)
+        except ConnectionError:
+            self.counts["refused"] += fault is None
+            raise
 
     async def connect(self) -> _Wire:
         """Open a new connection to the server."""
@@ -372,9 +428,10 @@ class Proxy:
 
     def relocated(self, reply: bytes, request: Request) -> bytes:
         """Return a reply's head whose `Location` leads to the proxy."""
-        host = request.headers.get("host", "")
-        pattern = rb"(?i)(\r\nlocation: *https?://)" + re.escape(self._authority.encode()) + rb"(?=[/?\r])"
-        return re.sub(pattern, rb"\g<1>" + host.encode("latin-1"), reply)
+        place = f"{urllib.parse.urlsplit(self.url).scheme}://{request.headers.get('host', '')}"
+        server = re.escape(self._authority.encode())
+        pattern = rb"(?i)(\r\nlocation: *)https?://" + server + rb"(?=[/?\r])"
+        return re.sub(pattern, rb"\g<1>" + place.encode("latin-1"), reply)
 
 
 def _listening(port: int) -> socket.socket:
@@ -541,9 +598,14 @@ class _Exchange:
         head = proxy.relocated(reply, request)
         if end:
             head = head[:-2] + b"Connection: close" + END_OF_HEAD
-        if fault is None or not framing:
+        if fault in (None, Fault.HANG_UP) or not framing:
             await client.send(head)
             await server.forward(framing, client.send)
+            if fault is Fault.HANG_UP:
+                proxy.count(fault)
+                return False
+            if not kept and client.line is not None:
+                await client.line.notify()
             return kept
         body = await server.take(framing)
         if len(body) < 2:
@@ -552,6 +614,11 @@ class _Exchange:
         proxy.count(fault)
         if fault is Fault.TRUNCATE:
             await client.send(head + body[: len(body) // 2])
+            return False
+        if fault is Fault.CUT_RECORD:
+            assert client.line is not None, "there are no records without TLS"
+            await client.send(head)
+            await client.line.send_cut(body)
             return False
         if fault is Fault.FLIP:
             middle = len(body) // 2
@@ -597,11 +664,14 @@ Sink = Callable[[bytes | memoryview], Awaitable[None]]
 class _Wire:
     """A connection from which whole heads and framed bodies are read."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, tls: Tls | None = None) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._loop = asyncio.get_running_loop()
+        self.line = None if tls is None else tls.line(connection)
+        """The TLS of this connection, if there is TLS."""
+
         self.read = bytearray()
         """The bytes that were received and not yet used."""
 
@@ -640,7 +710,7 @@ class _Wire:
             return
         window = memoryview(bytearray(min(left, WINDOW_SIZE_BYTES)))
         while left:
-            got = await self._loop.sock_recv_into(self._connection, window[:left])
+            got = await self._receive_into(window[:left])
             if not got:
                 self.at_end = True
                 raise _Ended
@@ -684,7 +754,10 @@ class _Wire:
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it."""
-        await self._loop.sock_sendall(self._connection, data)
+        if self.line is not None:
+            await self.line.send(data)
+        else:
+            await self._loop.sock_sendall(self._connection, data)
 
     async def abandoned(self) -> None:
         """Wait until the other side ends the connection, and read nothing meanwhile."""
@@ -714,11 +787,17 @@ class _Wire:
         return line
 
     async def _receive(self) -> None:
-        data = await self._loop.sock_recv(self._connection, WINDOW_SIZE_BYTES)
-        if not data:
+        window = memoryview(bytearray(WINDOW_SIZE_BYTES))
+        got = await self._receive_into(window)
+        if not got:
             self.at_end = True
             raise _Ended
-        self.read += data
+        self.read += window[:got]
+
+    async def _receive_into(self, window: memoryview) -> int:
+        if self.line is not None:
+            return await self.line.receive_into(window)
+        return await self._loop.sock_recv_into(self._connection, window)
 
 
 async def _reply_head(server: _Wire) -> bytes:
@@ -785,9 +864,9 @@ def _pieces(body: bytes) -> Iterator[bytes]:
 
 
 @contextmanager
-def proxied(upstream: str, plan: Plan | None = None) -> Iterator[Proxy]:
-    """Run a proxy in front of `upstream`, in a separate thread."""
-    proxy = Proxy(upstream, plan or Plan())
+def proxied(upstream: str, plan: Plan | None = None, tls: Tls | None = None) -> Iterator[Proxy]:
+    """Run a proxy in front of `upstream`, in a separate thread. If `tls` is given, clients use TLS."""
+    proxy = Proxy(upstream, plan or Plan(), tls)
     loop = asyncio.new_event_loop()
     serving = loop.create_task(proxy.serve())
 
