@@ -26,7 +26,7 @@ def test_thirty_streams_with_any_number_of_objects_are_found_by_one_request(runn
         for folder in FOLDERS:
             await asyncio.gather(*(direct.put(f"{folder}{n}", Body.of(b"")) for n in range(below)))
         await direct.aclose()
-        options: dict[str, Any] = {name: proxy.before(value) for name, value in place.options.items()}
+        options: dict[str, Any] = {**proxy.options(place.options)}
         store = open_store(place.url, plugins=Plugins.find(), storage_options=options)
         begun = proxy.counts["requests"]
         try:

@@ -128,8 +128,7 @@ class Ground:
         """Return the way for a process that a test stops. At most one may use it at a time."""
         if self.proxy is None:
             return self.direct()
-        options = {name: self.proxy.before(value) for name, value in self.place.options.items()}
-        return Where(self.place.url, options)
+        return Where(self.place.url, self.proxy.options(self.place.options))
 
 
 @contextmanager

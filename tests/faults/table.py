@@ -1,6 +1,6 @@
 """Print how long `offload sync` and `offload read` take, and how they end, on a server in trouble.
 
-    PYTHONPATH=tests python -m faults.table [--server minio]... [--client fsspec]... [--only WORD]
+    PYTHONPATH=tests python -m faults.table [--server minio]... [--client fsspec]... [--only WORD] [--tls]
 
 This runs in real time, so it takes some minutes and is not a test. The tests make the same claims with their
 own clocks. Each row is a command with its own process, bucket and proxy. `intact` means that the messages
@@ -14,14 +14,18 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Final
 
+from certificates import certificate
 from command_line import SOURCE, Ran, finish, formula, start
 from osiris_data import MANIFEST
 from servers import Place, Running
 from servers.catalogue import server
 from servers.proxy import Fault, Plan, Proxy, Request, Rule, proxied
+from servers.proxy_tls import Tls
 from servers.session import Session
 from servers.table import aligned
 
@@ -116,15 +120,15 @@ ROWS: Final = (
 )
 
 
-def shown(row: Row, running: Running, client: str) -> tuple[str, ...]:
-    """Run one row, and return its cells."""
+def shown(row: Row, running: Running, client: str, tls: Tls | None) -> tuple[str, ...]:
+    """Run one row, and return its cells. With `tls`, the command reaches the proxy over TLS."""
     place = running.place()
     if row.command == "read":
         assert _direct("sync", f"{SOURCE}/{STREAM}", place.url, place=place).code == 0
     plan = Plan(rules=row.rules())
     for name, value in row.plan.items():
         setattr(plan, name, value)
-    with proxied(running.endpoint, plan) as proxy:
+    with proxied(running.endpoint, plan, tls) as proxy:
         ran, seconds = _met(row, place, proxy, client)
         faults = sum(proxy.counts[fault.name.lower()] for fault in Fault)
     notes = sum("waiting for" in line for line in ran.stderr.splitlines())
@@ -144,8 +148,8 @@ def _met(row: Row, place: Place, proxy: Proxy, client: str) -> tuple[Ran, float]
             met.set()
 
     proxy.watch = watch
-    given = {**place.options, "client": client}
-    options = [part for name, value in given.items() for part in ("-o", proxy.before(f"{name}={value}"))]
+    given = proxy.options({**place.options, "client": client})
+    options = [part for name, value in given.items() for part in ("-o", f"{name}={value}")]
     arguments = (
         ("sync", f"{SOURCE}/{STREAM}", place.url)
         if row.command == "sync"
@@ -193,12 +197,18 @@ def _direct(*arguments: str, place: Place) -> Ran:
     return finish(start(*arguments, *options), timeout_seconds=ENDS_SECONDS)
 
 
-def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: int) -> int:
+def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: int, is_tls: bool) -> int:
     """Print the table. Return 0 if every row is intact, otherwise 1."""
-    with Session() as session, ThreadPoolExecutor(at_once) as pool:
+    with (
+        TemporaryDirectory() as folder,
+        Session() as session,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        made = certificate(Path(folder))
+        tls = Tls(made, trusted=made.path) if is_tls else None
         running = [session.running(name) for name in servers]
         asked = [
-            pool.submit(shown, row, each, client)
+            pool.submit(shown, row, each, client, tls)
             for row in ROWS
             if only in f"{row.name} {row.command}"
             for each in running
@@ -222,6 +232,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--at-once", type=int, default=6, help="number of commands that run at once (default: 6)"
     )
+    parser.add_argument("--tls", action="store_true", help="commands reach their server over TLS")
     arguments = parser.parse_args()
     for name in arguments.server or ():
         server(name)  # raises for a name that is not in the catalogue
@@ -231,5 +242,6 @@ if __name__ == "__main__":
             arguments.client or ("direct", "fsspec"),
             arguments.only,
             arguments.at_once,
+            arguments.tls,
         )
     )

@@ -1,6 +1,7 @@
 """Tests that no commit is lost or doubled on a network and a server that fail in every way we know.
 
 In each round a writer offloads one ledger through a proxy that breaks requests at random, creates above all.
+Over TLS, the proxy also cuts handshakes and records.
 Sometimes the writer is new, and sometimes two rivals write at once. The result is read past the proxy and
 judged. `OFFLOAD_SEED` repeats the faults of a run. `OFFLOAD_CAMPAIGN=1` runs 1,000 rounds per server.
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, keeping
 from faults.rig import (
     SEED,
     Audit,
@@ -27,12 +28,14 @@ from faults.rig import (
 from protocol_world import CHUNK_RECORDS, Ledger, source
 from servers import Place, Running, servers_at_risk
 from servers.proxy import Fault, Plan, Proxy, Rule, proxied
+from servers.proxy_tls import Tls
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.store import ObjectStore
 from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
 
 ROUNDS = 1000 if CAMPAIGN else 24
+TLS_ROUNDS = 500 if CAMPAIGN else 12
 ROUNDS_PER_STREAM = 20 if CAMPAIGN else 12
 MORE_MAX = 10
 """The limit on extra rounds, as a multiple of the planned ones, if too little happened by chance."""
@@ -52,7 +55,10 @@ CHANCES = {
     Fault.LATE: 0.02,
     Fault.TRICKLE: 0.02,
     Fault.TRUNCATE: 0.03,
+    Fault.HANG_UP: 0.03,
 }
+TLS_CHANCES = {**CHANCES, Fault.CUT_RECORD: 0.03}
+HANDSHAKE_CUT_CHANCE = 0.05
 CREATE_CHANCES = {
     Fault.CUT_AFTER: 0.15,
     Fault.ERROR_AFTER: 0.15,
@@ -94,12 +100,20 @@ class Campaign:
     def is_enough(self, rounds: int) -> bool:
         """Return True if every fault happened, and an average number of ledgers and roots was committed."""
         went_right = self.offloaded > rounds / 2 and self.roots > 2 * rounds
-        return went_right and all(self.proxy.counts[fault.name.lower()] for fault in CHANCES)
+        expected = [fault.name.lower() for fault in self.chances]
+        if self.proxy.tls is not None:
+            expected.append("handshake_cut")
+        return went_right and all(self.proxy.counts[name] for name in expected)
+
+    @property
+    def chances(self) -> dict[Fault, float]:
+        """Return the chances of faults, with those of records if there are records."""
+        return CHANCES if self.proxy.tls is None else TLS_CHANCES
 
     @property
     def options(self) -> dict[str, str]:
         """Return the options that lead through the proxy."""
-        return {name: self.proxy.before(value) for name, value in self.place.options.items()}
+        return self.proxy.options(self.place.options)
 
     def chance(self, what: str) -> random.Random:
         """Return random values that the seed and this name repeat."""
@@ -108,8 +122,9 @@ class Campaign:
     def break_requests(self, what: str) -> None:
         """Draw faults from the seed and this name from now on."""
         self.proxy.plan = Plan(
-            chances=CHANCES,
+            chances=self.chances,
             create_chances=CREATE_CHANCES,
+            handshake_cut_chance=HANDSHAKE_CUT_CHANCE,
             seed=f"{SEED} {self.name} {what}",
             forget=[self.place.name],
             late_seconds=0.05,
@@ -207,8 +222,9 @@ class Rounds:
         return Writer(name, client, chance=self.campaign.chance(name))
 
 
+@pytest.mark.parametrize("tls", ["plain", "TLS"], indirect=True)
 @pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
-def test_faults_neither_lose_nor_double_a_commit(running_server: Running) -> None:
+def test_faults_neither_lose_nor_double_a_commit(running_server: Running, tls: Tls | None) -> None:
     print(f"OFFLOAD_SEED={SEED}")
 
     async def run(proxy: Proxy) -> Campaign:
@@ -216,20 +232,23 @@ def test_faults_neither_lose_nor_double_a_commit(running_server: Running) -> Non
         direct = bare_store(place.url, place.options)
         campaign = Campaign(place=place, proxy=proxy, direct=direct, name=running_server.server.name)
         try:
-            await campaign.run(ROUNDS)
+            await campaign.run(ROUNDS if tls is None else TLS_ROUNDS)
         finally:
             await direct.aclose()
         return campaign
 
-    with proxied(running_server.endpoint) as proxy:
+    with proxied(running_server.endpoint, tls=tls) as proxy:
         campaign = asyncio.run(run(proxy))
 
     print(f"{campaign.rounds} rounds, {campaign.offloaded} ledgers, {campaign.roots} roots")
     print(f"errors: {dict(campaign.errors)}; the proxy: {dict(proxy.counts)}")
 
 
+@pytest.mark.parametrize(
+    "tls", keeping({"plain"}, ("plain", "TLS"), "a new place over TLS: plain in make test"), indirect=True
+)
 @pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
-def test_a_new_place_becomes_a_tier_despite_faults(running_server: Running) -> None:
+def test_a_new_place_becomes_a_tier_despite_faults(running_server: Running, tls: Tls | None) -> None:
     """The probe, the anchors and the first claim succeed if a new writer tries again after each error."""
     print(f"OFFLOAD_SEED={SEED}")
     name = f"{running_server.server.name} new"
@@ -261,7 +280,7 @@ def test_a_new_place_becomes_a_tier_despite_faults(running_server: Running) -> N
             return
         raise AssertionError(f"no tier after {TRIES_MAX} tries")
 
-    with proxied(running_server.endpoint) as proxy:
+    with proxied(running_server.endpoint, tls=tls) as proxy:
         asyncio.run(run(proxy))
         print(f"the proxy: {dict(proxy.counts)}")
 
@@ -272,8 +291,7 @@ def test_a_server_that_never_hears_the_precondition_is_refused(running_server: R
     place = running_server.place()
 
     async def run(proxy: Proxy) -> None:
-        options = {name: proxy.before(value) for name, value in place.options.items()}
-        client = bare_store(place.url, options)
+        client = bare_store(place.url, proxy.options(place.options))
         try:
             with pytest.raises(Denied):
                 await StreamWriter.claim(ObjectStoreOffloader(guarded(client)), "orders")

@@ -41,8 +41,8 @@ def place(running_server: Running) -> Place:
 
 
 def options(place: Place, proxy: Proxy, **more: object) -> list[str]:
-    given = {**place.options, "client": "fsspec", **more}
-    return [part for name, value in given.items() for part in ("-o", proxy.before(f"{name}={value}"))]
+    given = proxy.options(place.options) | {"client": "fsspec", **more}
+    return [part for name, value in given.items() for part in ("-o", f"{name}={value}")]
 
 
 def note_of(process: subprocess.Popen[bytes]) -> str:
