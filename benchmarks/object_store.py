@@ -4,7 +4,7 @@
                                       [--delay-ms 0] [--folder DIR] [--json]
 
 The server runs on this machine, and takes the same share of the cores from all jobs. MinIO and RGW keep their
-objects on the disk of `$TMPDIR`, which needs 8 times the size; fakes and emulators keep them in memory. Each
+objects on the disk of `$TMPDIR`, which needs 7 times the size; fakes and emulators keep them in memory. Each
 round runs every job once, in turn; one more round goes first and is not counted. Seconds and CPU seconds are
 those of the transfer alone, without the start of the interpreter. The CPU seconds of the server are those of
 its processes while the job's process ran. Peak memory is that of the job's largest process. A ratio is the
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -74,8 +75,8 @@ class Row:
     cpu_seconds_per_gib: float
     server_cpu_seconds_per_gib: float
     peak_mib: int
-    ratio: str
-    """The median over the rounds, the least and the most; empty without raw clients."""
+    ratio: tuple[float, float, float] | None
+    """The median over the rounds, the least and the most; None without raw clients."""
     requests_per_gib: float | None
     bytes_per_byte: float | None
 
@@ -98,8 +99,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     machine.require_disk()
-    # MinIO deletes replaced objects every five minutes by default. Until then they would fill the disk.
-    os.environ.setdefault("MINIO_API_DELETE_CLEANUP_INTERVAL", "10s")
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder, prefix="offload-benchmark-") as folder,
         server(arguments.server).running() as running,
@@ -119,6 +118,7 @@ def _measure(folder: Path, running: Running, arguments: argparse.Namespace) -> N
         rounds = []
         for number in range(arguments.rounds + 1):
             rounds.append([_timed(job) for job in jobs])
+            _empty_trash(running.scratch)
             for job, done in zip(jobs, rounds[-1], strict=True):
                 print(f"round {number} {job.name}: {done.seconds:.2f} s", file=sys.stderr)
     _report(jobs, rounds[1:], size_bytes, running, arguments)
@@ -152,6 +152,12 @@ def _jobs(folder: Path, running: Running, place: Place, size_bytes: int, at_once
     return [
         job for verb in VERBS for job in (*(raw(name, verb) for name in RAW_CLIENTS[protocol]), *ours(verb))
     ]
+
+
+def _empty_trash(scratch: Path) -> None:
+    """Remove what MinIO keeps of replaced objects for five minutes: six times the size in each round."""
+    for path in scratch.glob("data/.minio.sys/tmp/.trash/*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _objects(folder: Path) -> list[tuple[str, str]]:
@@ -229,9 +235,9 @@ def _report(
         "delay_ms": arguments.delay_ms,
     }
     if arguments.json:
-        each = [
-            asdict(row) | {"counters": done[-1].counters} for row, (_, done) in zip(rows, runs, strict=True)
-        ]
+        seconds = [{"seconds_by_round": [run.seconds for run in done]} for _, done in runs]
+        counters = [{"counters": done[-1].counters} for _, done in runs]
+        each = [asdict(row) | one | other for row, one, other in zip(rows, seconds, counters, strict=True)]
         print(json.dumps({"machine": about, "jobs": each}, indent=2))
         return
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
@@ -244,7 +250,9 @@ def _report(
         print(f"| {' | '.join(line)} |")
 
 
-def _cell(value: float | str | None) -> str:
+def _cell(value: float | str | tuple[float, float, float] | None) -> str:
+    if isinstance(value, tuple):
+        return "{:.2f} ({:.2f} to {:.2f})".format(*value)
     return "" if value is None else str(value)
 
 
@@ -266,7 +274,7 @@ def _row(job: Job, runs: Sequence[Run], size_bytes: int, best: list[float]) -> R
         cpu_seconds_per_gib=per_gib(run.cpu_seconds for run in runs),
         server_cpu_seconds_per_gib=per_gib(run.server_cpu_seconds for run in runs),
         peak_mib=round(max(run.peak_mib for run in runs)),
-        ratio=f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "",
+        ratio=(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None,
         requests_per_gib=per_gib(iter([counters["requests"]])) if counters else None,
         bytes_per_byte=round(counters["moved"], 4) if counters else None,
     )
