@@ -598,7 +598,7 @@ def test_a_rule_with_seconds_ends(
     client: http.client.HTTPConnection, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("servers.proxy.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("servers.proxy_plan.time.monotonic", lambda: now[0])
     plan.rules = [Rule(Fault.REFUSE, seconds=30)]
     plan.retry_after_seconds_min = plan.retry_after_seconds_max = 7
 
