@@ -40,6 +40,7 @@ class Answer:
     """A reply. `cut`: only so many bytes of the body are sent, and the connection is dropped.
 
     `drop`: there is no reply at all; the connection is dropped once the request has been read.
+    `raw`: these bytes are sent instead of a reply, and the connection is dropped.
     """
 
     status: int = 200
@@ -47,6 +48,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     cut: int | None = None
     drop: bool = False
+    raw: bytes | None = None
 
 
 class Wire:
@@ -86,11 +88,13 @@ class _Handler(BaseHTTPRequestHandler):
         heard = Heard(self.command, self.path, headers, body, self.number)
         self.wire.heard.append(heard)
         answer = self.wire.answer(heard)
-        if answer.drop:
+        if answer.drop or answer.raw is not None:
+            self.wfile.write(answer.raw or b"")
             self._hang_up()
             return
         self.send_response_only(answer.status)
-        for name, value in ({"Content-Length": str(len(answer.body))} | answer.headers).items():
+        length = {} if "Transfer-Encoding" in answer.headers else {"Content-Length": str(len(answer.body))}
+        for name, value in (length | answer.headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -85,7 +85,7 @@ class Direct:
             self._turns.release()
             raise
         note_first_byte()
-        return DirectReply(self, connection, head.status, joined_headers(head.getheaders()))
+        return DirectReply(self, connection, head.status, joined_headers(head.headers))
 
     async def aclose(self) -> None:
         """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones."""

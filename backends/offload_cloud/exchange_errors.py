@@ -64,7 +64,9 @@ class ExchangeError(Exception):
         detail = self.detail
         if self.why is Cause.TLS and isinstance(self.__cause__, ssl.SSLError):
             detail = refusal_of(self.__cause__, self.place)
-        said = self.why.value.format(place=self.place, detail=" ".join(detail.split())[:400])
+        # It may quote the server, whose control characters could change what a terminal shows.
+        shown = "".join(each if each.isprintable() else "?" for each in " ".join(detail.split()))
+        said = self.why.value.format(place=self.place, detail=shown[:400])
         if self.why is Cause.CLOSED and self.place.startswith("http:"):
             said += "; does the server want https:// in `endpoint_url`?"
         return said
