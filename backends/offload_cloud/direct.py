@@ -70,10 +70,12 @@ class Direct:
         self._context: ssl.SSLContext | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
+        self._is_open = True
 
     async def ask(self, request: Request, *, proxy: str | None) -> DirectReply:
         """Send a request, and return its reply when its head has arrived. Raises `ExchangeError`."""
         self._forget_after_fork()
+        self._is_open = True
         await self._turns.acquire()
         connection: Connection | None = None
         try:
@@ -88,8 +90,12 @@ class Direct:
         return DirectReply(self, connection, head.status, joined_headers(head.headers))
 
     async def aclose(self) -> None:
-        """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones."""
+        """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones.
+
+        A connection that is in use is closed when its exchange ends.
+        """
         self._forget_after_fork()
+        self._is_open = False
         idle, self._idle = self._idle, []
         for _, connection in idle:
             connection.close()
@@ -115,11 +121,12 @@ class Direct:
     def take_back(self, connection: Connection) -> None:
         """Keep a connection after its exchange, or close it, and let another request begin."""
         connection.finish()
-        if connection.is_usable():
+        if self._is_open and connection.is_usable():
             self._idle.append((self._now(), connection))
         else:
             connection.close()
-        self._turns.release()
+        if connection.process == os.getpid():  # else the turn was one of the parent's
+            self._turns.release()
 
     async def _connected(self, route: Route) -> Connection:
         """Return an idle connection, or a new one."""
@@ -183,6 +190,7 @@ class DirectReply:
 
         self._direct = direct
         self._connection: Connection | None = connection
+        self._is_in_step = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,19 +207,35 @@ class DirectReply:
     async def readinto(self, buffer: memoryview) -> None:
         """Receive exactly `len(buffer)` bytes. Until this returns or raises, the buffer is in use."""
         connection = self._open
-        await self._direct.step(connection, len(buffer), lambda: connection.readinto(buffer))
+        await self._step(connection, len(buffer), lambda: connection.readinto(buffer))
 
     async def read(self) -> bytes:
         """Receive the rest of the body into new memory."""
         connection = self._open
         size_bytes = connection.check_body()
-        return await self._direct.step(connection, size_bytes or 0, connection.read)
+        return await self._step(connection, size_bytes or 0, connection.read)
 
     def close(self) -> None:
-        """Give the connection back. If the body has not ended, the connection is closed. Idempotent."""
+        """Give the connection back. If the body has not ended, the connection is closed. Idempotent.
+
+        A step that is under way ends with an error. It gives the connection back when its thread has ended.
+        """
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        if self._is_in_step and connection.process == os.getpid():  # a child would cut its parent's
+            connection.cut()
+        else:
             self._direct.take_back(connection)
+
+    async def _step(self, connection: Connection, size_bytes: int, call: Callable[[], T]) -> T:
+        self._is_in_step = True
+        try:
+            return await self._direct.step(connection, size_bytes, call)
+        finally:
+            self._is_in_step = False
+            if self._connection is None:
+                self._direct.take_back(connection)
 
     @property
     def _open(self) -> Connection:

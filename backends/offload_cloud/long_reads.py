@@ -12,6 +12,7 @@ Invariants:
 - A read returns the bytes of its own span, clipped at the object's end, whatever other reads do.
 - The bytes of a reply are used in order, each once. If a read fails or is cancelled, its reply ends, and the
   reads that waited for it send requests of their own.
+- A forked child forgets the replies of its parent. The parent goes on with them.
 - Nothing is repeated here: an error is raised by the read that met it.
 - At most half of the connections hold replies that nobody reads, `KEPT_REPLIES_MAX` at most, each for
   `IDLE_SECONDS`. So other requests need not wait for a reader that pauses. With a single connection, hints
@@ -23,6 +24,7 @@ Bytes go from the socket into memory of the pool, and to the consumer as a view 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -78,7 +80,7 @@ def range_reply(
     if status == WHOLE and size_bytes is not None:
         return RangeReply(body, 0, size_bytes)
     try:
-        found = answered(span, content_range=content_range, size_bytes=size_bytes, where=where)
+        found = answered(span, status=status, content_range=content_range, size_bytes=size_bytes, where=where)
     except TryAgain:
         body.close()
         raise
@@ -98,9 +100,13 @@ class LongReads:
         self._kept_max = min(connections_max // 2, KEPT_REPLIES_MAX)
         self._runs: dict[str, list[_Run]] = {}
         self._idle: dict[_Run, asyncio.TimerHandle] = {}
+        self._process = os.getpid()
 
     async def get(self, key: str, span: Span) -> Buffer:
         """Return the bytes of a span that is not empty."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self.close()  # a reply closes the child's copy of its socket
         if not self._kept_max:
             span = replace(span, follows=0)
         run = self._run_before(key, span)
@@ -156,20 +162,21 @@ class LongReads:
 
     async def _take(self, run: _Run, length: int) -> Buffer:
         """Receive the next bytes of a run, whose turn the caller has."""
-        assert run.reply is not None
+        reply = run.reply
+        assert reply is not None
         if (timer := self._idle.pop(run, None)) is not None:
             timer.cancel()
         # Not more than the reply has: a span may be longer than the object.
-        size_bytes = min(length, run.reply.stop - run.position)
+        size_bytes = min(length, reply.stop - run.position)
         is_large = size_bytes >= POOLED_SIZE_BYTES_MIN
         memory = self._buffers.take(size_bytes) if is_large else memoryview(bytearray(size_bytes))
         try:
-            await run.reply.body.readinto(memory)
+            await reply.body.readinto(memory)
         except BaseException:
             self._end(run)
             raise
         run.position += size_bytes
-        if run.is_dropped or run.position in {run.stop, run.reply.stop}:
+        if run.is_dropped or run.position in {run.stop, reply.stop}:
             self._end(run)
         elif run.next_start == run.position:
             self._keep(run)
@@ -196,6 +203,7 @@ class LongReads:
             runs.remove(run)
             if not runs:
                 del self._runs[run.key]
+        run.is_dropped = True  # also if its reply is still to come
         reply, run.reply = run.reply, None
         if reply is not None:
             reply.body.close()
