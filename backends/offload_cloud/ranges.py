@@ -63,16 +63,18 @@ def exactly(
 ) -> bytes:
     """Return the bytes of `span` from `data`, a reply's body. Raises `TryAgain` for another span's reply."""
     if span is None:
+        if status != WHOLE:
+            raise TryAgain(f"{where}: asked for the whole object, and the reply is HTTP {status}")
         return data
     if status == WHOLE:  # a server may ignore ranges, and then sends the whole object
         start, end = clip(span, len(data))
         return data[start:end]
-    answered(span, content_range=content_range, size_bytes=len(data), where=where)
+    answered(span, status=status, content_range=content_range, size_bytes=len(data), where=where)
     return data if span.length else b""
 
 
 def answered(
-    span: Span | Suffix, *, content_range: str | None, size_bytes: int | None, where: str
+    span: Span | Suffix, *, status: int, content_range: str | None, size_bytes: int | None, where: str
 ) -> tuple[int, int]:
     """Return where the bytes of a partial reply begin and end. Raises `TryAgain` unless they are `span`.
 
@@ -80,7 +82,7 @@ def answered(
     span, because the object does.
     """
     found = _ANSWERED.fullmatch(content_range or "")
-    if found is None:
+    if found is None or status != PART:
         raise TryAgain(f"{where}: asked for a part, and the reply does not say which part it is")
     start, end = int(found[1]), int(found[2]) + 1
     if found[3] == "*":  # the object's size is unknown, so its end cannot be compared
