@@ -9,7 +9,6 @@ import traceback
 import pytest
 from offload_cloud.ranges import range_of
 from offload_s3 import S3Options, S3Store
-from offload_s3.store import checksum_of
 
 from offload import Body, Denied, Env, Misuse, ObjectStoreOffloader, Span, StreamWriter, Suffix, TryAgain
 from offload.contracts.capabilities import Capabilities
@@ -97,11 +96,6 @@ def test_no_error_or_traceback_contains_a_secret() -> None:
 )
 def test_a_span_becomes_a_range_header(span: Span | Suffix | None, header: str | None) -> None:
     assert range_of(span) == header
-
-
-def test_a_checksum_has_the_form_that_the_service_documents() -> None:
-    """`123456789` has the CRC-32C e3069283 (RFC 3720, appendix B.4 has more examples)."""
-    assert checksum_of(b"123456789") == "4waSgw=="
 
 
 def test_a_store_that_overwrites_on_create_is_refused() -> None:
