@@ -10,6 +10,9 @@ CRC-32C in a signed header, which the server compares with the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from io import BytesIO
 from typing import Any, Final
 
@@ -22,10 +25,14 @@ from offload_cloud.exchange import Request, TimeLimits
 from offload_cloud.ranges import PART, size_asked_for
 
 from offload.contracts.store import Buffer
+from offload.errors import TryAgain
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
 
-__all__ = ["DirectSession", "data_file_system", "reply_of"]
+__all__ = ["DirectSession", "data_file_system", "reply_of", "safely_parsed"]
+
+# A variable of the context, because the SDK lies between the caller and the session.
+_opened: Final[ContextVar[list[DirectReply] | None]] = ContextVar("_opened", default=None)
 
 
 def data_file_system(options: S3Options, session: AioSession) -> s3fs.S3FileSystem:
@@ -76,7 +83,29 @@ class DirectSession(OneRequestSession):
         except BaseException:
             reply.close()
             raise
+        if (opened := _opened.get()) is not None:
+            opened.append(reply)
         return response
+
+
+@contextmanager
+def safely_parsed(where: str) -> Iterator[None]:
+    """Close the replies to requests inside if an error ends the block.
+
+    The SDK drops a reply whose headers it cannot parse, and leaves its body open. That is `TryAgain`.
+    """
+    opened: list[DirectReply] = []
+    token = _opened.set(opened)
+    try:
+        yield
+    except BaseException as exc:
+        for reply in opened:
+            reply.close()
+        if opened and isinstance(exc, ValueError):
+            raise TryAgain(f"{where}: the reply cannot be read: {exc}") from exc
+        raise
+    finally:
+        _opened.reset(token)
 
 
 def reply_of(body: Any) -> DirectReply:

@@ -52,7 +52,7 @@ from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
-from offload_s3.direct import data_file_system, reply_of
+from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import S3Options
 from offload_s3.upload import S3Upload
@@ -344,11 +344,12 @@ class S3Store(ObjectStore):
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
         """Send one GET for a span, and return its reply while the body is on its way."""
-        client = await self.data_client()
+        client, where = await self.data_client(), f"{self.url}: {key!r}"
         try:
-            reply = await client.get_object(
-                Bucket=self.bucket, Key=key, Range=range_of(span), **self._keyed, **self._payer
-            )
+            with safely_parsed(where):
+                reply = await client.get_object(
+                    Bucket=self.bucket, Key=key, Range=range_of(span), **self._keyed, **self._payer
+                )
         except ClientError as exc:
             if code_of(exc) in BEYOND_THE_END:
                 return None
@@ -363,12 +364,13 @@ class S3Store(ObjectStore):
             status=reply["ResponseMetadata"]["HTTPStatusCode"],
             content_range=reply.get("ContentRange"),
             size_bytes=reply.get("ContentLength"),
-            where=f"{self.url}: {key!r}",
+            where=where,
         )
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.data_client()
-        reply = await client.get_object(**request)
+        with safely_parsed(f"{self.url}: {request['Key']!r}"):
+            reply = await client.get_object(**request)
         # `ask` awaits this method, the body included. So a connection that breaks in the middle of the body
         # raises an error of the port too.
         async with reply["Body"] as stream:

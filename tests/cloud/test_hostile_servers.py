@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -11,7 +13,7 @@ from cloud.calls import DIGITS, Call, Client, get, put, put_part, reading
 from cloud.clients import DIRECT, EACH_DIRECT
 from wire import Answer, Heard, wire
 
-from offload import ObjectStore, OffloadError, OutcomeUnknown, Span
+from offload import ObjectStore, OffloadError, OutcomeUnknown, Span, TryAgain
 
 MARKS: Final = (
     b'ETag: "e"\r\nx-amz-request-id: r\r\nx-ms-request-id: r\r\nx-ms-version: 2026-02-06\r\n'
@@ -73,6 +75,28 @@ def test_a_reply_that_is_no_object_gives_no_bytes(client: Client, call: Call) ->
         client.of_store(server.url, all_of_them)
 
     assert len(server.heard) == len(NO_OBJECTS) + 1
+
+
+@EACH_DIRECT
+def test_replies_that_the_sdk_cannot_parse_take_no_turns_of_others(client: Client) -> None:
+    """There are more of them than connections. The SDK does not close their bodies."""
+    odd = b"Last-Modified: yesterday\r\n"
+
+    async def read(store: ObjectStore) -> bytes:
+        nonlocal odd
+        for call in (get, reading(Span(0, 10)), get):
+            with suppress(TryAgain):
+                await call(store)
+        odd = b""
+        return bytes(await get(store))
+
+    def answer(heard: Heard) -> Answer:
+        usual = client.answers(heard)
+        fields = {name: value for name, value in usual.headers.items() if name != "Last-Modified" or not odd}
+        return Answer(raw=sent(replace(usual, headers=fields), odd))
+
+    with wire(answer) as server:
+        assert client.of_store(server.url, read, connections_max=2) == DIGITS
 
 
 @EACH_DIRECT
