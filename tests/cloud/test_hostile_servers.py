@@ -49,7 +49,7 @@ NO_OBJECTS: Final = {
 
 def sent(answer: Answer, fields: bytes = b"") -> bytes:
     """Return the bytes of a reply, with more fields in its head."""
-    named = {"Content-Length": str(len(answer.body))} | answer.headers
+    named = {"Content-Length": str(len(answer.body)), "Connection": "close"} | answer.headers
     head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return f"HTTP/1.1 {answer.status} Fine\r\n{head}".encode() + fields + b"\r\n" + answer.body
 
