@@ -15,13 +15,19 @@ from offload.model.tree import EntryTree
 
 
 class ObjectView(EntryView):
-    """See `StreamView`. A fragment is opened by one request, however large the tree is."""
+    """See `StreamView`. A fragment is opened by one request, however large the tree is.
 
-    __slots__ = ("_keys", "_open")
+    The last fragment that was opened is kept, because a reader that looks for a time or an offset then reads
+    the fragment that it found. Its handle holds an index, and nothing to be closed. One that is encrypted is
+    not kept: a key stays in memory only as long as the key ring says.
+    """
+
+    __slots__ = ("_keys", "_last", "_open")
 
     def __init__(self, tree: EntryTree, open_entry: Callable[[Entry], Awaitable[ReadHandle]]) -> None:
         super().__init__(tree)
         self._keys, self._open = StreamKeys(tree.committed.stream), open_entry
+        self._last: tuple[Entry, ReadHandle] | None = None
 
     @property
     def where(self) -> str:
@@ -56,4 +62,9 @@ class ObjectView(EntryView):
 
     async def open(self, entry: Entry) -> ReadHandle:
         """See `StreamView.open`."""
-        return await self._open(entry)
+        if self._last is not None and self._last[0] == entry:
+            return self._last[1]
+        handle = await self._open(entry)
+        if not entry.encrypted:
+            self._last = (entry, handle)
+        return handle

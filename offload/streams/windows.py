@@ -3,7 +3,7 @@
 Invariants: windows come in order, each once; a fetch goes on if the wait for it is cancelled, and its window
 stays first in line; an error ends the iteration after all chunks before it were delivered. Memory is bounded:
 `in_flight` windows of `READ_WINDOW_SIZE_BYTES` (or one larger chunk each), and the indexes of the fragments
-that they touch and of the next one.
+that they touch and of the next one. A consumer that takes one window costs no request beyond it.
 
 Requests: the first window of a fragment has one of its own. A reader that takes it gets all that it wants of
 the fragment by one further request, if the store can answer several reads from one reply (`Span.follows`),
@@ -117,6 +117,9 @@ class WindowStream:
         self._fetching: deque[_Fetch] = deque()
         self._ready: deque[Window] = deque()
         self._end: OffloadError | None = None
+        self._was_taken = False
+        """True once the consumer has taken a window, so that it may want the next fragment."""
+
         self._window_size_bytes = FIRST_WINDOW_SIZE_BYTES
 
     def __aiter__(self) -> Self:
@@ -138,6 +141,7 @@ class WindowStream:
                     raise self._end
                 raise StopAsyncIteration
             await self._take_first()
+        self._was_taken = True
         return self._ready.popleft()
 
     async def _take_first(self) -> None:
@@ -217,6 +221,8 @@ class WindowStream:
             await self._handles.popleft().aclose()
 
     async def _fill(self) -> None:
+        if self._was_taken:
+            self._open_ahead()
         while len(self._fetching) < self._in_flight:
             while not self._planned:
                 if not await self._plan_next_fragment():
@@ -232,16 +238,15 @@ class WindowStream:
     async def _plan_next_fragment(self) -> bool:
         # Both awaits come before the first change of state. If one is cancelled, `_opening` still has this
         # fragment, and the next call gets it from there: no fragment is skipped, none is planned twice.
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open_next())
-        opened = await asyncio.shield(self._opening)
+        opened = await asyncio.shield(self._open_ahead())
         if opened is None:
             return False
         entry, handle = opened
         table = await handle.table()
         self._handles.append(handle)
-        # The next fragment's index is fetched now, so that the reader need not wait for it at the border.
-        self._opening = asyncio.ensure_future(self._open_next())
+        self._opening = None
+        if self._was_taken:
+            self._open_ahead()
         start = row_holding(table, max(self._offset, entry.first_offset))
         rows = table[start : row_from(table, min(entry.next_offset, self._until))]
         kept = np.ones(len(rows), np.bool_) if self._keep is None else self._keep(rows)
@@ -263,6 +268,12 @@ class WindowStream:
                 at = stop
                 if size_bytes < self._window_size_bytes:
                     break
+
+    def _open_ahead(self) -> asyncio.Future[tuple[Entry, ReadHandle] | None]:
+        """Fetch the next fragment's index, so that the reader need not wait for it at the border."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open_next())
+        return self._opening
 
     async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
         entry = await self._entries.next()

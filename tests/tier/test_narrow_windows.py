@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from unittest.mock import patch
 
 import numpy as np
@@ -18,6 +18,7 @@ from offload.contracts.store import Buffer, Span
 from offload.errors import Corrupt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import entries_of_rows
+from offload.model.position import AtTime
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams import windows as windows_module
@@ -161,3 +162,25 @@ def test_a_fragment_behind_the_end_is_not_opened(until: int) -> None:
         assert len({key for key, _ in spans.asked}) == until // 6
 
     in_tier(read)
+
+
+def test_a_consumer_of_one_message_pays_for_one_index_and_one_window() -> None:
+    """Also if a lookup read the index before, and if another fragment follows."""
+
+    async def act(reader: StreamReader, spans: Spans) -> None:
+        newest_ms = await reader.last_timestamp_ms()
+        assert newest_ms is not None
+        offset = await reader.offset_of(AtTime(newest_ms))
+        found = len(spans.asked)
+        batches = reader.messages(offset)
+        assert (await anext(batches)).offset == offset
+        await batches.aclose()
+        assert (found, len(spans.asked)) == (1, 2)
+
+        async with aclosing(reader.windows(0)) as windows:
+            await anext(windows)
+            assert len(spans.asked) == 4
+            await anext(windows)  # now the next fragment is wanted
+            assert len(spans.asked) >= 6
+
+    in_tier(act)
