@@ -9,6 +9,7 @@ from math import ceil
 from protocol_judge import DATA, GROUP, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM
 
+from offload.errors import Corrupt
 from offload.streams.history import agreement
 from offload.streams.job import Job
 from offload.streams.reader import StreamReader
@@ -74,10 +75,10 @@ async def _finish(world: World) -> None:
     await writer.offload([log.ledger(first, after(first, 1))])
     world.check()
 
-    assert await _read_all(world) == after(first, 1)
+    await _check_reading(world, after(first, 1))
     if world.weather.encrypts:
         await locksmith.retire(world)
-        assert await _read_all(world) == after(first, 1)
+        await _check_reading(world, after(first, 1))
 
     sweeper = Sweeper(last.offloader, grace_seconds=GRACE_SECONDS, env=last.env, uploads_seconds=0)
     await sweeper.sweep()
@@ -86,6 +87,16 @@ async def _finish(world: World) -> None:
     assert not any(stream.errors for stream in report.streams)
     await locksmith.check_graves(world)
     world.check()
+
+
+async def _check_reading(world: World, end: int) -> None:
+    """Assert that a fresh process reads everything up to `end`, or that torn data stopped it."""
+    try:
+        assert await _read_all(world) == end
+    except Corrupt as damage:
+        # A rebuild reads only the tails of fragments, so it may name one whose data is torn.
+        if not (world.judge.fence and damage.where in world.torn):
+            raise
 
 
 async def _read_all(world: World) -> int:
