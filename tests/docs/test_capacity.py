@@ -113,7 +113,7 @@ def test_each_outage_follows_from_the_formulas(row: list[str]) -> None:
     rate, hours = (float(each.replace(",", "")) for each in row[:2])
     benchmarks = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     mib = min(
-        map(int, re.findall(r"^\| sync, (?:obstore|fsspec) \| [\d.]+ \| (\d+) \|", benchmarks, re.MULTILINE))
+        map(int, re.findall(r"^\| sync, (?:direct|fsspec) \| [\d.]+ \| (\d+) \|", benchmarks, re.MULTILINE))
     )
     backlog = rate * 3600 * hours / 1000
     minutes = backlog * 1000 / (int(mib) * 2**20 / 10**6 - rate) / 60
