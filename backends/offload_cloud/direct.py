@@ -121,12 +121,14 @@ class Direct:
     def take_back(self, connection: Connection) -> None:
         """Keep a connection after its exchange, or close it, and let another request begin."""
         connection.finish()
+        if connection.process != os.getpid():
+            connection.close()  # a child's copy of its socket; the turn was one of the parent's
+            return
         if self._is_open and connection.is_usable():
             self._idle.append((self._now(), connection))
         else:
             connection.close()
-        if connection.process == os.getpid():  # else the turn was one of the parent's
-            self._turns.release()
+        self._turns.release()
 
     async def _connected(self, route: Route) -> Connection:
         """Return an idle connection, or a new one."""

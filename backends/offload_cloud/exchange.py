@@ -148,7 +148,7 @@ class Connection:
 
     def is_usable(self) -> bool:
         """Return True if another request may be sent: no exchange is open, and the server is silent."""
-        if self._socket is None or self._is_cut or self._reply is not None or self.process != os.getpid():
+        if self._socket is None or self._reply is not None:
             return False
         return not poll(self._socket, select.POLLIN, 0.0)
 
@@ -219,7 +219,7 @@ class Connection:
         """End the exchange. The connection is kept if the body has ended, and closed if it has not."""
         reply, self._reply = self._reply, None
         is_over = reply is not None and reply.is_over and not reply.will_close and not reply.holds_more
-        if not is_over or self._is_early or self._is_cut:
+        if not is_over or self._is_early:
             self.close()
 
     def cut(self) -> None:

@@ -107,8 +107,7 @@ class Reply:
         self.size_bytes_left = int(lengths.pop()) if lengths else None
         self.is_over = self.size_bytes_left == 0
         kept = [each.strip().lower() for each in self.value_of("connection").split(",")]
-        has_end = self.is_chunked or self.size_bytes_left is not None
-        self.will_close = self.will_close or not has_end or "close" in kept
+        self.will_close = self.will_close or "close" in kept
 
     def readinto(self, buffer: memoryview) -> int:
         """Receive at least one byte of the body; return 0 at its end."""
@@ -124,7 +123,7 @@ class Reply:
             self._chunk_size_bytes_left -= count
         elif self.size_bytes_left is not None:
             self.size_bytes_left -= count
-        self.is_over = not count or self.size_bytes_left == 0
+        self.is_over = self.size_bytes_left == 0
         return count
 
     def _receive_one_head(self) -> None:

@@ -132,11 +132,12 @@ AMBIGUOUS: Final = {
     "a line that is no header": b"Content-Length: 3\r\nno header\r\nContent-Encoding: gzip\r\n\r\nabc",
     "a space before the colon": b"Content-Length : 3\r\n\r\nabc",
     "a folded header": b"X: a\r\n b\r\nContent-Length: 3\r\n\r\nabc",
+    "a line of a space": b"Content-Length: 3\r\n \r\nabc",
     "a bare CR": b"X: a\rContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
     "a chunk of -1 bytes": CHUNKED + b"-1\r\n" + BODY,
     "a chunk of 0x3 bytes": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
     "a chunk of 2**64 bytes": CHUNKED + b"%x\r\nabc" % 2**64,
-    "a chunk that ends elsewhere": CHUNKED + b"3\r\nabcXX0\r\n\r\n",
+    "a chunk that ends elsewhere": CHUNKED + b"3\r\nabcXX\r\n0\r\n\r\n",
     "a long line of a chunk": CHUNKED + b"3;" + b"x" * 5000 + b"\r\nabc\r\n0\r\n\r\n",
     "a long trailer": CHUNKED + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
 }
@@ -208,3 +209,48 @@ def test_an_interim_reply_does_not_end_the_body_of_a_request(listener) -> None:
         serving.join()
 
     assert status == 200
+
+
+def test_a_refusal_behind_an_interim_reply_ends_the_body_of_a_request(listener) -> None:
+    """The server reads nothing, so a client that went on with the body would stall."""
+    request = Request(method="PUT", url="http://host/key", headers={}, body=[bytes(32 * 2**20)])
+    with connected(listener) as (connection, server):
+        server.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        assert connection.send(request).status == 403
+        connection.finish()
+        assert not connection.is_usable()
+
+
+def test_an_endless_interim_reply_ends_the_body_of_a_request(listener) -> None:
+    request = Request(method="PUT", url="http://host/key", headers={}, body=[bytes(32 * 2**20)])
+    with connected(listener) as (connection, server):
+        server.sendall(b"HTTP/1.1 100 Continue\r\nX: " + b"x" * (2 * HEAD_SIZE_BYTES_MAX))
+        with pytest.raises(ExchangeError) as caught:
+            connection.send(request)
+    assert caught.value.why is Cause.BROKEN
+
+
+def test_a_connection_whose_body_is_still_to_come_is_not_used_again(listener) -> None:
+    with connected(listener) as (connection, server):
+        server.sendall(OK + b"Content-Length: 3\r\n\r\n")
+        connection.send(Request(method="GET", url="http://host/key", headers={}))
+        connection.finish()
+        assert not connection.is_usable()
+
+
+def test_a_header_with_a_line_end_is_never_sent(listener) -> None:
+    request = Request(method="GET", url="http://host/key", headers={"x": "a\r\nEvil: yes"})
+    with connected(listener) as (connection, server):
+        with pytest.raises(ExchangeError):
+            connection.send(request)
+        assert server.recv(1) == b""
+
+
+def test_a_connection_that_was_given_up_before_it_is_made_is_closed(listener) -> None:
+    connection = Connection(Route("http", *listener.getsockname()), LIMITS, None)
+    connection.cut()
+    with pytest.raises(ExchangeError) as caught:
+        connection.connect()
+    assert caught.value.why is Cause.CUT
+    with listener.accept()[0] as server:
+        assert server.recv(1) == b""
