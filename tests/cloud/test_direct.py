@@ -426,11 +426,14 @@ def test_a_tunnel_carries_tls_and_keeps_the_proxys_login_from_the_server(tmp_pat
     assert "proxy-authorization" not in server.heard[0].headers
 
 
-@pytest.mark.parametrize(("status", "why"), [(407, Cause.PROXY_REFUSES), (502, Cause.NO_PROXY)])
+@pytest.mark.parametrize(
+    ("status", "surplus", "why"),
+    [(407, b"", Cause.PROXY_REFUSES), (502, b"", Cause.NO_PROXY), (200, b"x", Cause.NO_PROXY)],
+)
 def test_a_proxy_that_opens_no_tunnel_is_an_error_before_the_request(
-    status: int, why: Cause, tmp_path: Path
+    status: int, surplus: bytes, why: Cause, tmp_path: Path
 ) -> None:
-    refusal = b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status
+    refusal = b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status + surplus
     with wire(whole, tls=served(certificate(tmp_path))) as server, tunnelling(refusal) as (place, _):
         assert why_of(lambda direct: get_by(direct, server.url, f"http://{place}")) is why
     assert server.heard == []

@@ -254,3 +254,20 @@ def test_a_connection_that_was_given_up_before_it_is_made_is_closed(listener) ->
     assert caught.value.why is Cause.CUT
     with listener.accept()[0] as server:
         assert server.recv(1) == b""
+
+
+@pytest.mark.parametrize(("url", "line"), [("http://host", b"GET / "), ("http://host?a=b", b"GET /?a=b ")])
+def test_an_address_without_a_path_asks_for_the_root(listener, url, line) -> None:
+    with connected(listener) as (connection, server):
+        server.sendall(OK + b"Content-Length: 0\r\n\r\n")
+        connection.send(Request(method="GET", url=url, headers={}))
+        head = server.recv(1000)
+    assert head.startswith(line)
+    assert b"content-length" not in head
+
+
+def test_an_address_with_a_space_is_never_sent(listener) -> None:
+    with connected(listener) as (connection, server):
+        with pytest.raises(ExchangeError):
+            connection.send(Request(method="GET", url="http://host/a HTTP/1.1", headers={}))
+        assert server.recv(1) == b""
