@@ -52,7 +52,7 @@ class DroppedByGcs(aiohttp.ClientConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GcsReply:
     """A complete reply."""
 
     status: int
@@ -87,7 +87,7 @@ class GcsClient:
         headers: Mapping[str, str] | None = None,
         body: Sequence[Buffer] = (),
         may_resume: bool = False,
-    ) -> Reply:
+    ) -> GcsReply:
         """Send one request, and read its reply. `url` must be quoted already. `body` has windows of any size.
 
         `may_resume`: `RESUME` counts as success. For other requests it is a redirect, which is not followed.
@@ -107,7 +107,7 @@ class GcsClient:
         if not is_success(reply.status, may_resume=may_resume):
             raise Refused(reply.status, data, retry_after=reply.headers.get("Retry-After", ""))
         joined = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
-        return Reply(reply.status, joined, data)
+        return GcsReply(reply.status, joined, data)
 
     async def headers_for(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of a request, with the credentials if it goes to the endpoint."""

@@ -20,7 +20,7 @@ from offload_cloud.ranges import PART, range_of, size_asked_for
 from offload_cloud.tls import trusting
 
 from offload.contracts.store import Buffer, Span
-from offload_gcs.client import GcsClient, Reply, is_success
+from offload_gcs.client import GcsClient, GcsReply, is_success
 from offload_gcs.failures import BEYOND_THE_END, Refused
 from offload_gcs.options import GcsOptions
 
@@ -48,10 +48,10 @@ class DirectClient:
         headers: Mapping[str, str] | None = None,
         body: Sequence[Buffer] = (),
         may_resume: bool = False,
-    ) -> Reply:
+    ) -> GcsReply:
         """Send one request, and read its reply, as `GcsClient.send` does."""
         async with await self._begun(method, url, headers or {}, body, may_resume) as reply:
-            return Reply(reply.status, reply.headers, await reply.read())
+            return GcsReply(reply.status, reply.headers, await reply.read())
 
     async def read(self, url: str, span: Span, *, where: str) -> RangeReply | None:
         """Send one GET for a span, and return its reply while the body is on its way.

@@ -17,12 +17,12 @@ from offload_cloud.sums import check_sum
 from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
 from offload.formats.checksums import crc32c
-from offload_gcs.client import Reply
+from offload_gcs.client import GcsReply
 
 AS_STORED: Final = {"", "identity"}
 
 
-async def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
+async def bytes_of(reply: GcsReply, span: Span | Suffix | None, *, where: str) -> bytes:
     """Return the bytes of `span` from a reply. Raises `TryAgain` if it is short, damaged or another's."""
     coding = reply.headers.get("content-encoding", "").lower()
     if coding not in {*AS_STORED, stored_coding(reply)}:  # perhaps by a proxy
@@ -43,19 +43,19 @@ def read_checksum(text: str) -> int:
     return int.from_bytes(base64.b64decode(text), "big")
 
 
-def stored_checksum(reply: Reply) -> str | None:
+def stored_checksum(reply: GcsReply) -> str | None:
     """Return the CRC-32C that the service keeps of the object; None if the reply has none."""
     hashes = reply.headers.get("x-goog-hash", "")
     named = dict(each.strip().partition("=")[::2] for each in hashes.split(","))
     return named.get("crc32c")
 
 
-def stored_coding(reply: Reply) -> str:
+def stored_coding(reply: GcsReply) -> str:
     """Return the coding in which the object is stored, as an uploader named it; "" if the reply has none."""
     return reply.headers.get("x-goog-stored-content-encoding", "").lower()
 
 
-def _make_sure_it_is_whole(reply: Reply, where: str) -> None:
+def _make_sure_it_is_whole(reply: GcsReply, where: str) -> None:
     if stored_coding(reply) not in AS_STORED:
         return
     stored = stored_checksum(reply)

@@ -42,7 +42,7 @@ from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, windows_in_memory
 from offload.store.spans import clip
-from offload_gcs.client import GcsClient, Reply
+from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
 from offload_gcs.options import GcsOptions
@@ -233,7 +233,7 @@ class GcsStore(ObjectStore):
         body: Sequence[Buffer] = (),
         may_resume: bool = False,
         moves_bytes: bool = False,
-    ) -> Reply:
+    ) -> GcsReply:
         """Send one request, and raise the port's errors for those of the client.
 
         `moves_bytes`: the request reads an object or stores a fragment, so it goes by the option `client`.
@@ -301,7 +301,7 @@ class GcsStore(ObjectStore):
         with suppress(NotFound):
             await self.ask(asked, "DELETE", self._object(key))
 
-    def _decoded(self, reply: Reply, asked: Asked) -> Any:
+    def _decoded(self, reply: GcsReply, asked: Asked) -> Any:
         try:
             return json.loads(reply.data)
         except ValueError as exc:

@@ -18,7 +18,7 @@ from offload.contracts.store import Body
 from offload.errors import Misuse, OffloadError, OutcomeUnknown
 from offload.formats.checksums import crc32c
 from offload.store.parts import parts_of
-from offload_gcs.client import RESUME, Reply
+from offload_gcs.client import RESUME, GcsReply
 from offload_gcs.failures import Asked
 
 if TYPE_CHECKING:
@@ -71,14 +71,16 @@ async def _send(store: GcsStore, asked: Asked, session: str, body: Body) -> None
         raise OutcomeUnknown(f"{store.url}: cannot {asked.what}: the upload did not end with its last byte")
 
 
-async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, start: int, total: int) -> Reply:
+async def _put(
+    store: GcsStore, asked: Asked, session: str, data: bytes, *, start: int, total: int
+) -> GcsReply:
     headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}"}
     return await store.ask(
         asked, "PUT", session, headers=headers, body=[data], may_resume=True, moves_bytes=True
     )
 
 
-def held_by(reply: Reply) -> int:
+def held_by(reply: GcsReply) -> int:
     """Return the number of the object's bytes that the service has so far."""
     found = _HELD.fullmatch(reply.headers.get("range", ""))
     return int(found[1]) + 1 if found else 0
