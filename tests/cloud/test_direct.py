@@ -314,6 +314,20 @@ def test_a_connection_that_the_server_ended_behind_its_reply_is_closed() -> None
         of_direct(read)
 
 
+def test_a_connection_serves_no_other_server() -> None:
+    """The next request may have other credentials."""
+
+    async def both(direct: Direct) -> None:
+        for server in (first, second, first):
+            await get(direct, server.url)
+
+    with wire(whole) as first, wire(whole) as second:
+        of_direct(both)
+
+    assert [heard.connection for heard in first.heard] == [1, 1]
+    assert [heard.connection for heard in second.heard] == [1]
+
+
 def test_a_body_is_received_into_memory_of_the_caller() -> None:
     async def pieces(direct: Direct) -> bytes:
         buffer = bytearray(len(BODY))
