@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from enum import StrEnum
@@ -19,12 +19,16 @@ from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoded, Decoder
 from offload.contracts.events import Event, Skipped
 from offload.errors import TryAgain
-from offload.model.position import AtOffset, AtTime, PartOffset, Position, iso_of
+from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
 from offload.streams.joined import part_numbered
 from offload.streams.reader import IN_FLIGHT, Messages, StreamReader, reason_of
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """The size of one write to stdout. Many small writes cost more than decoding the messages."""
+
+
+_Until = AtOffset | AtTime | PartOffset | None
+"""Where reading ends: before this place, or where this offset or time is met first."""
 
 
 class Format(StrEnum):
@@ -41,8 +45,20 @@ At = Annotated[
         "--from",
         metavar="SPEC",
         help="The position to begin at: first, last, next, an offset, an ISO 8601 time (UTC unless it has a "
-        "zone), or @ and milliseconds since 1970.",
+        "zone), @ and milliseconds since 1970, or -1h (s, m, h, d) for so long ago.",
     ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="SPEC",
+        help="End before this position. A time ends before the first chunk of that time or later. "
+        "[default: the end]",
+    ),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="At the end, wait for what comes later. Ctrl-C ends it.")
 ]
 PartNumber = Annotated[
     int | None,
@@ -74,6 +90,8 @@ def read(
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
     option: Options = None,
+    to: To = None,
+    follow: Follow = False,
     limit: Limit = None,
     at_once: RequestsAtOnce = IN_FLIGHT,
     decode: Decode = "raw",
@@ -85,23 +103,23 @@ def read(
     part alone.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
-    position = position_of(start)
+    position, end = position_of(start), None if to is None else position_of(to)
     output = _Output(renderer(how, _decoder(state, decode)))
 
     async def main() -> None:
         async with state.catalogue(tier, option) as catalogue:
-            reader = await StreamReader.open(
-                catalogue, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
-            )
-            await _read(reader, await _place(reader, position, part), limit, output)
+            emit = _listener(state.plugins.emit)
+            reader = await StreamReader.open(catalogue, stream, in_flight=at_once, emit=emit)
+            place, until = await _place(reader, position, part), await _until(reader, end)
+            source = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
+            await _print(source, until, limit, output)
 
     try:
         run_async(main)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(output.so_far()) from stop
-    except TryAgain:  # after any other error, the same offset would fail again: no advice to resume there
-        if output.next_offset is not None:
-            print_note(output.so_far())
+    except TryAgain:  # any other error would come again at this offset: no advice to resume there
+        output.advise()
         raise
 
 
@@ -129,20 +147,42 @@ async def _place(reader: StreamReader, position: Position, part: int | None) -> 
     return place
 
 
-async def _read(reader: StreamReader, start: PartOffset, limit: int | None, output: _Output) -> None:
-    if limit == 0:
-        return
+async def _until(reader: StreamReader, end: Position | None) -> _Until:
+    """Return where reading ends. The edges of the stream are those of now."""
+    return await reader.place_of(end) if isinstance(end, AtEdge) else end
+
+
+async def _print(
+    source: AsyncGenerator[Messages, None], until: _Until, limit: int | None, output: _Output
+) -> None:
     left = limit
     try:
-        async with aclosing(reader.messages(start)) as batches:
-            async for batch in batches:
-                if left is not None and len(batch.bodies) >= left:
-                    output.write(replace(batch, bodies=batch.bodies[:left]))
+        async with aclosing(source) as batches:
+            while left != 0 and (batch := await anext(batches, None)) is not None:
+                wanted = _wanted(batch, until)
+                bodies = batch.bodies[:wanted][:left]
+                if bodies:
+                    output.write(replace(batch, bodies=bodies))
+                if wanted is not None:
                     break
-                output.write(batch)
-                left = None if left is None else left - len(batch.bodies)
+                left = None if left is None else left - len(bodies)
     finally:
         output.flush()  # the messages before a damaged chunk are sound, and are printed
+
+
+def _wanted(batch: Messages, until: _Until) -> int | None:
+    """Return how many messages of a chunk come before the end; None if the end is not reached."""
+    behind = len(batch.bodies) + 1
+    match until:
+        case PartOffset(part) if batch.part > part:
+            behind = 0
+        case AtTime(timestamp_ms) if batch.timestamp_ms >= timestamp_ms:
+            behind = 0
+        case AtOffset(offset):
+            behind = offset - batch.offset
+        case PartOffset(part, offset) if batch.part == part:
+            behind = offset - batch.offset
+    return max(behind, 0) if behind <= len(batch.bodies) else None
 
 
 async def _beyond(reader: StreamReader, position: AtTime) -> str:
@@ -172,6 +212,11 @@ class _Output:
         printed = f"{counted(self._messages, 'message')} printed, up to offset {self.next_offset - 1}"
         in_part = "" if self._part == 1 else f" --part {self._part}"
         return f"{printed}; resume with --from {self.next_offset}{in_part}"
+
+    def advise(self) -> None:
+        """Print how to resume behind what was printed, if anything was."""
+        if self.next_offset is not None:
+            print_note(self.so_far())
 
     def write(self, batch: Messages) -> None:
         piece = self._render(batch)

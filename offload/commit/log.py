@@ -178,6 +178,10 @@ class RootLog:
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
 
+    async def is_newest(self, version: int) -> bool:
+        """Return True if this root, which the caller has loaded, is still the newest. One listing."""
+        return await self._highest(after=version - 1) == version
+
     async def commit(self, change: Change, *, base: Manifest | None, committer: UUID) -> Manifest:
         """Apply `change` on `base`, or on a newer manifest, and return the accepted manifest.
 

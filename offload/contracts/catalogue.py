@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Self
 
+from offload.errors import StreamDeleted
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
@@ -126,6 +127,18 @@ class Catalogue(ABC):
         Raises `NotOffloaded` if nothing was ever committed, or the stream is being rebuilt; `StreamDeleted`
         if it was deleted.
         """
+
+    async def newer_view(self, known: CommittedStream) -> StreamView | None:
+        """Return the stream as it is committed now, or None if that is still `known`, or older.
+
+        Raises as `view` does, and `StreamDeleted` if the stream was begun again since. Optional: an
+        implementation may find out at a lower cost that there is nothing newer.
+        """
+        newest = await self.view(known.stream)
+        # The same offsets hold other records in another life of the stream. To continue would mix the two.
+        if newest.committed.incarnation != known.incarnation:
+            raise StreamDeleted(f"stream {known.stream!r} was deleted while it was read")
+        return newest if newest.committed.version > known.version else None
 
     async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
         """Return the parts of a stream behind part `after`, in order. Part 1, the stream itself, is left out.

@@ -7,6 +7,7 @@
 | `next` | after the last record |
 | a number | that offset |
 | ISO 8601, or `@` and milliseconds since 1970 | the first chunk with that timestamp or a later one |
+| `-90s`, `-5m`, `-1h`, `-7d` | the same, so long before now |
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = ["OFFSET_MAX", "AtEdge", "AtOffset", "AtTime", "PartOffset", "Position
 OFFSET_MAX: Final = 2**64 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECONDS: Final = re.compile(r"@(-?[0-9]{1,19})")
+_BACK: Final = re.compile(r"-([0-9]{1,9})([smhd])")
+_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class AtEdge(Enum):
@@ -63,8 +66,12 @@ class PartOffset:
     offset: int
 
 
-def parse_position(text: str) -> Position:
-    """Parse a SPEC. Raises `Misuse` if it has none of the forms above."""
+def parse_position(text: str, *, now_ms: int | None = None) -> Position:
+    """Parse a SPEC. Raises `Misuse` if it has none of the forms above.
+
+    `now_ms` is the time in milliseconds since 1970 from which relative times count back. Without it, they
+    are refused.
+    """
     if text in {place.value for place in AtEdge}:
         return AtEdge(text)
     # At most 100 digits: Python refuses to convert very long numbers, with a `ValueError`.
@@ -74,10 +81,12 @@ def parse_position(text: str) -> Position:
         return AtOffset(int(text))
     if (match := _MILLISECONDS.fullmatch(text)) and -(2**63) <= int(match[1]) < 2**63:
         return AtTime(int(match[1]))
+    if now_ms is not None and (match := _BACK.fullmatch(text)):
+        return AtTime(now_ms - int(match[1]) * _UNITS_MS[match[2]])
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        forms = "first, last, next, an offset, an ISO 8601 time, or @ and milliseconds"
+        forms = "first, last, next, an offset, an ISO 8601 time, @ and milliseconds, or -1h"
         raise Misuse(f"{text!r} is not a position: use {forms}") from exc
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -25,6 +25,7 @@ from offload.commit.job import Announce
 from offload.commit.log import RootLog, Step, no_witness
 from offload.commit.writer import Claim
 from offload.contracts.attempts import check_copied, prepared_kind
+from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.events import (
     CommitFailed,
@@ -296,6 +297,13 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `Committer.load_group`. One request, unless the group was used lately."""
         await self.open()
         return await self._groups.load(self.store, committed, entry)
+
+    async def newer_view(self, known: CommittedStream) -> StreamView | None:
+        """See `Catalogue.newer_view`. One listing if there is nothing newer."""
+        await self.open()
+        if await self.log(known.stream).is_newest(known.version):
+            return None
+        return await super().newer_view(known)
 
     def view_of(self, committed: CommittedStream) -> ObjectView:
         """See `Catalogue.view_of`."""

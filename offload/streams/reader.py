@@ -34,8 +34,10 @@ from offload.errors import Absent, NotOffloaded, StreamDeleted
 from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
+from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.streams import joined
+from offload.streams.watch import News, StreamWatch, look
 from offload.streams.windows import Keep, Window, WindowStream
 from offload.tracing import span
 
@@ -187,6 +189,68 @@ class StreamReader:
         beyond the end, and for a part that the stream does not have.
         """
         return joined.read_through(self.parts, start, self.emit)
+
+    async def refresh(self) -> bool:
+        """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
+
+        What was opened before, such as `windows`, goes on with the state that it began with. Raises
+        `StreamDeleted` if the newest part was deleted, or begun again since.
+        """
+        return self._take(await look(self._catalogue, self._newest_part, self.parts[-1].manifest))
+
+    async def follow(
+        self,
+        start: int | PartOffset,
+        *,
+        watch: StreamWatch | None = None,
+        caught_up: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Messages, None]:
+        """Yield the messages from an offset or a place on, as `messages` does, and then what comes later.
+
+        Never ends by itself. Readers that share a `watch` wait together; by default each looks for itself.
+        `caught_up` is called each time all that was committed has been delivered. Offsets that are trimmed
+        while this waits are reported as `Skipped`. Raises `StreamDeleted` if the newest part is deleted, and
+        `TryAgain` if the store does not answer for long: follow again, from behind the last offset.
+        """
+        watch = watch or StreamWatch(self._catalogue)
+        place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
+        while True:
+            async with aclosing(self.messages(place)) as batches:
+                async for batch in batches:
+                    yield batch
+            last = self.parts[-1]
+            place = PartOffset(last.part, last.manifest.next_offset)
+            caught_up()
+            self._take(await watch.news(self._newest_part, last.manifest))
+            place = self._after_a_trim(last, place)
+
+    def _after_a_trim(self, part: StreamReader, place: PartOffset) -> PartOffset:
+        first, end = part.manifest.first_offset, part.manifest.next_offset
+        if end < place.offset:
+            raise NotOffloaded(
+                f"stream {part.manifest.stream!r} ends at offset {end} now, before {place.offset}, which was "
+                "read: a rebuild has cut it"
+            )
+        if first > place.offset:
+            self.emit(Skipped(stream=part.manifest.stream, from_offset=place.offset, to_offset=first))
+        return PartOffset(part.part, max(first, place.offset))
+
+    @property
+    def _newest_part(self) -> StreamPart:
+        return StreamPart(self.stream, self.parts[-1].part)
+
+    def _take(self, news: News) -> bool:
+        """Go on with newer states."""
+        if news.view is not None:
+            self.parts[-1]._view = news.view
+        begun = [
+            StreamReader(
+                self._catalogue, view.committed, in_flight=self._in_flight, emit=self.emit, part=number
+            )
+            for number, view in news.parts
+        ]
+        self.parts = [*self.parts, *begun]
+        return bool(news)
 
     async def messages_here(self, offset: int) -> AsyncGenerator[Messages, None]:
         """Yield the messages of this part, as `messages` does."""

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -461,3 +462,63 @@ def test_ctrl_c_says_what_was_printed_and_how_to_continue(large: Path) -> None:
     assert ran.error == (
         f"offload: stopped; {len(lines)} messages printed, up to offset {last}; resume with --from {last + 1}"
     )
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize(
+        ("spec", "end"), [("7", 7), ("0", 0), ("10", 10), ("99", 10), ("next", 10), ("first", 0), ("-1h", 10)]
+    )
+    def test_reading_ends_before_the_position(self, tier: Path, spec: str, end: int) -> None:
+        assert offsets(tier, "tiny", "--to", spec) == [n for n in message_offsets("tiny") if n < end]
+
+    def test_a_time_ends_before_the_first_chunk_of_it(self, tier: Path) -> None:
+        chunks = [(row[0], row[1]) for row in INDEX["tiny"]]
+        for offset, timestamp_ms in chunks:
+            first = min(start for start, each_ms in chunks if each_ms >= timestamp_ms)
+            found = offsets(tier, "tiny", "--to", f"@{timestamp_ms}")
+            assert found == [n for n in message_offsets("tiny") if n < first], offset
+
+    def test_a_limit_and_an_end_hold_both(self, tier: Path) -> None:
+        assert offsets(tier, "tiny", "--from", 2, "--to", 8, "--limit", 3) == message_offsets("tiny")[2:5]
+        assert offsets(tier, "tiny", "--from", 6, "--to", 8, "--limit", 3) == [6, 7]
+
+    def test_a_relative_time_counts_from_now(self, tier: Path, tmp_path: Path) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        ages_ms = (7_200_000, 60_000)
+        chunks = [
+            build_chunk([b"old", b"new"][n : n + 1], offset=n, timestamp_ms=now_ms - age, epoch=1)
+            for n, age in enumerate(ages_ms)
+        ]
+        write_stream(tmp_path / "orders", chunks)
+        sync(tmp_path / "orders", tmp_path / "tier")
+        assert offsets(tmp_path / "tier", "orders", "--from", "-1h") == [1]
+        assert offsets(tmp_path / "tier", "orders", "--to", "-1h") == [0]
+        assert offsets(tmp_path / "tier", "orders", "--from", "-3h") == [0, 1]
+
+    def test_a_reader_that_follows_prints_what_is_synced_later(self, tmp_path: Path) -> None:
+        chunks = [*simple_chunks(6, records=5)]
+        write_stream(tmp_path / "orders", chunks[:3])
+        sync(tmp_path / "orders", tmp_path / "tier")
+
+        process = start("read", tmp_path / "tier", "orders", "--follow", "--from", 10, "--to", 28)
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline())["offset"] for _ in range(5)]
+        assert process.poll() is None  # it waits
+        shutil.rmtree(tmp_path / "orders")
+        write_stream(tmp_path / "orders", chunks)
+        sync(tmp_path / "orders", tmp_path / "tier")
+        ran = finish(process)
+
+        assert ran.code == 0, ran.error
+        assert [*seen, *(line["offset"] for line in ran.objects)] == [*range(10, 28)]
+
+    def test_ctrl_c_ends_a_reader_that_waits(self, tier: Path) -> None:
+        process = start("read", tier, "tiny", "--follow", "--from", 9)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["offset"] == 9
+        process.send_signal(signal.SIGINT)
+
+        ran = finish(process)
+
+        assert ran.code == 130
+        assert "1 message printed, up to offset 9; resume with --from 10" in ran.error

@@ -28,6 +28,7 @@ from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.contracts.target import RestoreTarget
+from offload.env import Env
 from offload.errors import Misuse
 from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
@@ -199,7 +200,7 @@ def _pair(option: str, of: str = "--option") -> tuple[str, str]:
 def position_of(text: str) -> Position:
     """Return the position that a SPEC names."""
     with _usage():
-        return parse_position(text)
+        return parse_position(text, now_ms=Env().now_ms())
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

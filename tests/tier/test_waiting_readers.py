@@ -1,0 +1,249 @@
+"""Tests of readers that wait for what comes later: one look finds whatever happened, and wakes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+from offload_conformance import ledger_of
+
+from offload import (
+    ObjectStoreOffloader,
+    Retention,
+    StreamDeleted,
+    StreamReader,
+    StreamWriter,
+    TryAgain,
+    delete_stream,
+    trim,
+)
+from offload.contracts.events import Event, Skipped
+from offload.env import Env
+from offload.model.part import StreamPart
+from offload.model.position import PartOffset
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.streams.reader import Messages
+from offload.streams.watch import StreamWatch
+
+STREAM = "orders"
+READERS = 50
+
+
+class World:
+    """A tier with a stream of ten records, a process that writes and one whose readers wait."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.store = FaultyStore(MemoryStore(objects=self.objects))
+        self.events: list[Event] = []
+        self.others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        self.ours = ObjectStoreOffloader(self.store, emit=self.tell)
+        self.followed: list[AsyncGenerator[Messages, None]] = []
+        self.slept: list[float] = []
+        self.looks = asyncio.Semaphore(0)
+        """One for each look that may follow another: time passes only in tests that release it."""
+        self.watch = StreamWatch(self.ours, env=Env(sleep=self.sleep))
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.watch.committed(event)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await self.looks.acquire()
+
+    async def append(self, records: int = 5) -> None:
+        writer = await StreamWriter.claim(self.others, STREAM)
+        await writer.offload([ledger_of(records, first_offset=writer.manifest.next_offset)])
+
+    async def reader(self) -> StreamReader:
+        return await StreamReader.open(self.ours, STREAM, emit=self.events.append)
+
+    def at_the_end(self, reader: StreamReader) -> AsyncGenerator[Messages, None]:
+        """Return what a reader gets from the end on."""
+        self.followed.append(reader.follow(PartOffset(1, reader.manifest.next_offset), watch=self.watch))
+        return self.followed[-1]
+
+    def listings(self) -> int:
+        """Return how many listings there were since the last call."""
+        calls = [call.operation for call in self.store.calls]
+        self.store.calls.clear()
+        return calls.count("list")
+
+    def skips(self) -> list[tuple[int, int]]:
+        return [(event.from_offset, event.to_offset) for event in self.events if isinstance(event, Skipped)]
+
+
+def run(act: Callable[[World], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.append(10)
+        async with asyncio.timeout(30):
+            await act(world)
+            for each in world.followed:
+                await each.aclose()
+            await asyncio.sleep(0)  # the look that was cancelled ends
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "something looks although nobody waits"
+
+    asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the condition is about what the code did, which sets no event
+        await asyncio.sleep(0)
+
+
+def test_a_reader_goes_on_with_what_another_process_commits() -> None:
+    async def act(world: World) -> None:
+        reader = await world.reader()
+        async with aclosing(reader.follow(9, watch=world.watch)) as batches:
+            assert (await anext(batches)).offset == 9
+            waiting = asyncio.ensure_future(anext(batches))
+            await until(lambda: bool(world.slept))
+            await world.append()
+            world.looks.release()
+            assert (await waiting).offset == 10
+
+    run(act)
+
+
+def test_many_readers_wait_for_the_price_of_one() -> None:
+    async def act(world: World) -> None:
+        readers = [await world.reader() for _ in range(READERS)]
+        followed = [world.at_the_end(reader) for reader in readers]
+        world.listings()
+        waiting = [asyncio.ensure_future(anext(batches)) for batches in followed]
+        await until(lambda: bool(world.slept))
+        assert world.listings() == 2  # of the next part, and of roots
+        await world.append()
+        world.looks.release()
+        assert {batch.offset for batch in await asyncio.gather(*waiting)} == {10}
+        assert world.listings() <= 4  # another look, and the root that it found
+
+    run(act)
+
+
+def test_a_commit_of_this_process_wakes_at_once_and_costs_nothing() -> None:
+    async def act(world: World) -> None:
+        writer = await StreamWriter.claim(world.ours, STREAM)
+        waiting = asyncio.ensure_future(anext(world.at_the_end(await world.reader())))
+        await until(lambda: bool(world.slept))
+        await writer.offload([ledger_of(5, first_offset=10)])
+        assert (await waiting).offset == 10
+        assert len(world.slept) == 1  # no second look
+
+    run(act)
+
+
+def test_the_interval_between_looks_grows_while_nothing_is_found() -> None:
+    async def act(world: World) -> None:
+        waiting = asyncio.ensure_future(anext(world.at_the_end(await world.reader())))
+        for looks in range(1, 12):
+            await until(lambda looks=looks: len(world.slept) == looks)  # type: ignore[misc]
+            world.looks.release()
+        await until(lambda: len(world.slept) == 12)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+        assert world.slept[0] <= 0.5
+        assert all(5 <= seconds <= 10 for seconds in world.slept[8:])
+
+    run(act)
+
+
+def test_offsets_that_are_trimmed_while_a_reader_waits_are_reported() -> None:
+    async def act(world: World) -> None:
+        async with aclosing(world.at_the_end(await world.reader())) as batches:
+            waiting = asyncio.ensure_future(anext(batches))
+            await until(lambda: bool(world.slept))
+            for _ in range(2):
+                await world.append()
+            await trim(world.others, STREAM, Retention(before_offset=15))
+            world.looks.release()
+            assert (await waiting).offset == 15
+        assert world.skips() == [(10, 15)]
+
+    run(act)
+
+
+def test_a_part_that_begins_is_read_behind_the_one_before() -> None:
+    async def act(world: World) -> None:
+        reader = await world.reader()
+        async with aclosing(world.at_the_end(reader)) as batches:
+            waiting = asyncio.ensure_future(anext(batches))
+            await until(lambda: bool(world.slept))
+            await world.append(1)
+            part = StreamPart(STREAM, 2)
+            await world.others.begin_part(part, before=await world.others.load_manifest(STREAM))
+            writer = await StreamWriter.claim(world.others, part.name, first_offset=20)
+            await writer.offload([ledger_of(5, first_offset=20)])
+            world.looks.release()
+            first, second = await waiting, await anext(batches)
+        assert [(each.part, each.offset) for each in (first, second)] == [(1, 10), (2, 20)]
+        assert world.skips() == [(11, 20)]
+        assert [each.part for each in reader.parts] == [1, 2]
+
+    run(act)
+
+
+def test_a_deletion_ends_every_reader_that_waits() -> None:
+    async def act(world: World) -> None:
+        waiting = [asyncio.ensure_future(anext(world.at_the_end(await world.reader()))) for _ in "abc"]
+        await until(lambda: bool(world.slept))
+        await delete_stream(world.others, STREAM)
+        world.looks.release()
+        for each in waiting:
+            with pytest.raises(StreamDeleted):
+                await each
+
+    run(act)
+
+
+def test_a_store_that_fails_ends_the_wait_and_the_next_wait_looks_again() -> None:
+    async def act(world: World) -> None:
+        reader = await world.reader()
+        waiting = asyncio.ensure_future(anext(world.at_the_end(reader)))
+        await until(lambda: bool(world.slept))
+        world.store.rules.append(Rule(Fault.FAIL_BEFORE, "list"))
+        world.looks.release()
+        with pytest.raises(TryAgain):
+            await waiting
+        world.store.rules.clear()
+        await world.append()
+        assert (await anext(world.at_the_end(reader))).offset == 10
+
+    run(act)
+
+
+def test_a_reader_that_gives_up_disturbs_no_other() -> None:
+    async def act(world: World) -> None:
+        first, second = [asyncio.ensure_future(anext(world.at_the_end(await world.reader()))) for _ in "ab"]
+        await until(lambda: bool(world.slept))
+        first.cancel()
+        await asyncio.wait([first])
+        await world.append()
+        world.looks.release()
+        assert (await second).offset == 10
+
+    run(act)
+
+
+def test_a_refreshed_reader_knows_the_newest_state() -> None:
+    async def act(world: World) -> None:
+        reader = await world.reader()
+        assert not await reader.refresh()
+        await world.append()
+        assert await reader.refresh()
+        assert reader.manifest.next_offset == 15
+        await delete_stream(world.others, STREAM)
+        with pytest.raises(StreamDeleted):
+            await reader.refresh()
+        writer = await StreamWriter.claim(world.others, STREAM)
+        await writer.offload([ledger_of(20)])
+        with pytest.raises(StreamDeleted, match="while it was read"):
+            await reader.refresh()
+
+    run(act)
