@@ -279,7 +279,9 @@ class CreatesOverUploads(MemoryStore):
 
     def index(self) -> set[str]:
         """Return the keys that are known to be taken."""
-        return self.taken.setdefault(id(self.objects), set())
+        index = self.taken.setdefault(id(self.objects), set())
+        index &= self.objects.keys()  # earlier objects may have had the same id
+        return index
 
     class _Unseen(UploadDecorator):
         __slots__ = ("key", "store")
