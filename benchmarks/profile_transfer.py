@@ -60,13 +60,16 @@ def main() -> None:
         stream.write(source / "stream", int(arguments.size_gib * 2**30))
         place = running.place()
         task = {
-            "url": f"{place.url}/tier",
+            "url": f"{place.url}/read",
             "options": place.options | {"client": arguments.client},
             "source": str(source),
             "size_bytes": sum(path.stat().st_size for path in (source / "stream").glob("*.segment")),
         }
         asyncio.run(JOBS["sync"](task, 4))  # not counted: it warms caches and fills the tier
-        shares = {job: _profiled(job, task, Path(folder) / "perf.data") for job in ("read", "sync")}
+        samples = Path(folder) / "perf.data"
+        shares = {
+            job: _profiled(job, task | {"url": f"{place.url}/{job}"}, samples) for job in ("read", "sync")
+        }
     if arguments.json:
         print(json.dumps({"machine": machine.description(), "shares": shares}, indent=2))
         return
