@@ -22,9 +22,9 @@ from offload.errors import Diverged
 from offload.formats.chunk import ChunkHeader
 from offload.formats.tracking import ConsumerOffset, blocks_of
 from offload.model.chunk_table import ChunkType
+from offload.streams.batches import Window
 from offload.streams.reader import Messages
 from offload.streams.salvage import Archive
-from offload.streams.windows import Window
 
 NONE: Final = -1
 

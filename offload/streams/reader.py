@@ -21,27 +21,29 @@ offset that is left out is reported. Memory is bounded as `windows` says, and by
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, NotOffloaded, StreamDeleted
-from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.streams import joined
+from offload.streams.batches import Messages, Run, Window, messages_of
+from offload.streams.block_cache import BlockCache
+from offload.streams.cached_windows import CachedWindows
 from offload.streams.watch import News, StreamWatch, look
-from offload.streams.windows import Keep, Window, WindowStream
+from offload.streams.windows import Keep, WindowStream
 from offload.tracing import span
 
-__all__ = ["Messages", "StreamReader"]
+__all__ = ["Messages", "StreamReader", "messages_of"]
 
 
 T = TypeVar("T")
@@ -67,20 +69,6 @@ def reason_of(skipped: Skipped) -> str:
     return f"part {part} begins at offset {end}, so it repeats offsets below {begin}, with other records"
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """The messages of one chunk, from `offset` on. Body k has offset `offset + k`.
-
-    Bodies are copies: a consumer that keeps one keeps no other bytes in memory.
-    """
-
-    offset: int
-    timestamp_ms: int
-    bodies: list[bytes]
-    part: int = 1
-    """The number of the part of the stream that holds them."""
-
-
 class StreamReader:
     """A reader of one stream of a tier, or of any other `Catalogue`. It belongs to one event loop.
 
@@ -100,9 +88,10 @@ class StreamReader:
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
         part: int = 1,
+        cache: BlockCache | None = None,
     ) -> None:
         """`committed` comes from an earlier view of this catalogue. Reads it alone. Makes no request."""
-        self._catalogue, self._in_flight, self.emit = catalogue, in_flight, emit
+        self._catalogue, self._in_flight, self.emit, self._cache = catalogue, in_flight, emit, cache
         self._view = catalogue.view_of(committed)
         self.stream = committed.stream
         """The name by which the reader was opened. Its own part has another if part 1 was deleted."""
@@ -119,14 +108,18 @@ class StreamReader:
         *,
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
+        cache: BlockCache | None = None,
     ) -> StreamReader:
         """Return a reader of the newest views. `in_flight` is the number of requests ahead of its consumer.
+
+        Readers with the same `cache` share what they read, if they have the same catalogue. Close the cache
+        after them.
 
         Raises `NotOffloaded` if there is no such stream, and `StreamDeleted` if all of its parts were
         deleted. A stream without parts costs one listing more than its view.
         """
         readers = [
-            cls(catalogue, view.committed, in_flight=in_flight, emit=emit, part=part)
+            cls(catalogue, view.committed, in_flight=in_flight, emit=emit, part=part, cache=cache)
             for part, view in await joined.live_parts(catalogue, stream)
         ]
         reader = readers[0]
@@ -176,10 +169,21 @@ class StreamReader:
     def windows(self, offset: int, *, until: int = OFFSET_MAX, keep: Keep | None = None) -> StreamWindows:
         """Return the chunks from the one that holds `offset` to the end, a window at a time.
 
-        Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves
-        out. Close the iterator when done. `Window` says how long its bytes are valid.
+        Chunks that begin at `until` or behind it are not delivered, and neither are those that `keep` leaves
+        out. Without a cache they are not fetched either. With `keep`, the cache is not used. Close the
+        iterator when done. `Window` says how long its bytes are valid.
         """
-        return StreamWindows(self, self._view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
+        return StreamWindows(self, self._view, offset, until=until, keep=keep)
+
+    def source_of(
+        self, view: StreamView, offset: int, *, until: int, keep: Keep | None
+    ) -> WindowStream | CachedWindows:
+        """Return the windows of one view: through the cache, if there is one and all chunks are wanted."""
+        if self._cache is None or keep is not None:
+            return WindowStream(view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
+        return CachedWindows(
+            self._cache, self._catalogue, view, offset, in_flight_max=self._in_flight, until=until
+        )
 
     def messages(self, start: int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, chunk by chunk. Chunks without any are left out.
@@ -245,7 +249,12 @@ class StreamReader:
             self.parts[-1]._view = news.view
         begun = [
             StreamReader(
-                self._catalogue, view.committed, in_flight=self._in_flight, emit=self.emit, part=number
+                self._catalogue,
+                view.committed,
+                in_flight=self._in_flight,
+                emit=self.emit,
+                part=number,
+                cache=self._cache,
             )
             for number, view in news.parts
         ]
@@ -255,9 +264,10 @@ class StreamReader:
     async def messages_here(self, offset: int) -> AsyncGenerator[Messages, None]:
         """Yield the messages of this part, as `messages` does."""
         async with aclosing(self.windows(offset)) as windows:
-            async for window in windows:
+            # A run of a cache holds no bytes, so nothing is held while the consumer works.
+            while (run := await windows.next_run()) is not None:
                 # The first chunk may begin before `offset`. Behind it, nothing is cut.
-                for batch in messages_of(window, part=self.part):
+                for batch in run.batches(self.part):
                     skip = offset - batch.offset
                     if skip <= 0:
                         yield batch
@@ -357,35 +367,60 @@ async def _first_since(timestamp_ms: int, view: StreamView) -> int:
         return int(table["offset"][(table["timestamp_ms"] >= timestamp_ms).argmax()])
 
 
-class StreamWindows(WindowStream):
-    """The windows of a reader. After a trim they continue at the stream's new first offset."""
+class StreamWindows:
+    """The windows of a reader. After a trim they continue at the stream's new first offset. Close it."""
 
     def __init__(
-        self,
-        reader: StreamReader,
-        view: StreamView,
-        offset: int,
-        *,
-        in_flight_max: int,
-        until: int = OFFSET_MAX,
-        keep: Keep | None = None,
+        self, reader: StreamReader, view: StreamView, offset: int, *, until: int, keep: Keep | None
     ) -> None:
-        self._reader = reader
+        self._reader, self._until, self._keep = reader, until, keep
         self._next_offset = max(offset, view.committed.first_offset)
-        super().__init__(view, self._next_offset, in_flight_max=in_flight_max, until=until, keep=keep)
+        self._open(view, self._next_offset)
+
+    def _open(self, view: StreamView, offset: int) -> None:
+        self._view = view
+        self._run: Run | None = None
+        self._source: WindowStream | CachedWindows = self._reader.source_of(
+            view, offset, until=self._until, keep=self._keep
+        )
+
+    def __aiter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
 
     async def __anext__(self) -> Window:
         """Return the next window, as `WindowStream` does. Raises `StreamDeleted` if the stream is gone."""
+        window = await self._taken(lambda source: anext(source))
+        # Only a delivered window moves the offset, so a newer view continues exactly behind it.
+        self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
+        return window
+
+    async def next_run(self) -> Run | None:
+        """Return the next run of chunks, to take chunk by chunk, or None at the end.
+
+        Raises as `__anext__` does.
+        """
+        if self._run is not None:
+            self._next_offset = max(self._next_offset, self._run.next_offset)
+        self._run = await self._taken(lambda source: source.next_run())
+        return self._run
+
+    async def _taken(self, take: Callable[[WindowStream | CachedWindows], Awaitable[T]]) -> T:
         while True:
             try:
                 with span("read", stream=self._view.committed.stream, offset=self._next_offset):
-                    window = await super().__anext__()
+                    return await take(self._source)
             except Absent as absent:
                 await self._go_on(absent)
-            else:
-                # Only a delivered window moves the offset, so a newer view continues exactly behind it.
-                self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
-                return window
+
+    async def begin_anew(self, view: StreamView, offset: int) -> None:
+        """Continue at this offset of another view, even if an error has ended the iteration."""
+        await self._source.aclose()
+        self._open(view, offset)
+
+    async def aclose(self) -> None:
+        """Cancel the requests in flight. Idempotent."""
+        await self._source.aclose()
 
     async def _go_on(self, absent: Absent) -> None:
         """Take a newer view. If the wait is cancelled, the next call does this again."""
@@ -398,18 +433,3 @@ class StreamWindows(WindowStream):
         self._next_offset = goes_on
         if skipped.from_offset < skipped.to_offset:
             self._reader.emit(skipped)
-
-
-def messages_of(window: Window, *, part: int = 1) -> Iterator[Messages]:
-    """Yield the messages of every user chunk in a window, in order."""
-    rows = window.rows
-    start = int(rows["position"][0])
-    columns = (rows["type"], rows["position"], rows["size_bytes"], rows["offset"], rows["timestamp_ms"])
-    view = memoryview(window.data)
-    for kind, position, size, offset, timestamp_ms in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        if kind == ChunkType.USER:
-            chunk = view[position - start : position - start + size]
-            bodies = messages(chunk, where=window.where, position=position)
-            yield Messages(offset, timestamp_ms, bodies, part)

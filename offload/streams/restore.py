@@ -24,9 +24,9 @@ from offload.contracts.target import ChunkTarget, MessageTarget, RestoreOrigin, 
 from offload.errors import Diverged, Misuse, NotOffloaded
 from offload.model.chunk_table import row_holding
 from offload.model.manifest import Manifest
+from offload.streams.batches import Window
 from offload.streams.read_back import Comparison
 from offload.streams.salvage import Archive, SkippedOffsets
-from offload.streams.windows import Window
 
 ShowRestored = Callable[["RestoreProgress"], None]
 

@@ -18,8 +18,8 @@ from offload.contracts.catalogue import Catalogue
 from offload.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import row_holding
 from offload.model.position import OFFSET_MAX
+from offload.streams.batches import Window
 from offload.streams.reader import Messages, StreamReader, messages_of
-from offload.streams.windows import Window
 
 T = TypeVar("T")
 

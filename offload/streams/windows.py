@@ -29,6 +29,7 @@ from offload.errors import Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import NO_ENTRIES, Entry, entries_of_rows
 from offload.model.position import OFFSET_MAX
+from offload.streams.batches import WholeRun, Window
 
 Keep: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
 """A filter of chunks: true for each row that is wanted."""
@@ -44,23 +45,6 @@ faster: MinIO gave 580 MiB/s in windows of 4 MiB, 740 of 8 and 830 of 16 (S3, 4 
 GAP_SIZE_BYTES_MAX: Final = 1024 * 1024
 """Unwanted chunks of at most this size are fetched with the wanted ones around them: a mebibyte takes about
 as long as the beginning of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Stored chunks, back to back and checked, with the rows that describe them.
-
-    `rows["position"]` counts from the beginning of an object; `rows["position"] - rows["position"][0]`
-    from the beginning of `data`.
-
-    `data` is valid for as long as the consumer holds it, a slice of it, or an array made of it. Its memory is
-    used again when the last of them is gone, and not before: there is nothing to release. A slice keeps the
-    memory of the whole window. So copy a part that is kept for long: `bytes(window.data[a:b])`.
-    """
-
-    rows: ChunkTable
-    data: Buffer
-    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +94,7 @@ class WindowStream:
         self._offset, self._view = offset, view
         # One request at first: a reader of one message should not fetch the windows behind it.
         self._in_flight = 1
-        self._entries = _Ahead(view, offset, self._until)
+        self._entries = EntriesAhead(view, offset, self._until)
         self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
         self._planned: deque[_Plan] = deque()
@@ -143,6 +127,11 @@ class WindowStream:
             await self._take_first()
         self._was_taken = True
         return self._ready.popleft()
+
+    async def next_run(self) -> WholeRun | None:
+        """Return the next window as a run of chunks, or None at the end. Raises as `__anext__` does."""
+        window = await anext(self, None)
+        return None if window is None else WholeRun(window)
 
     async def _take_first(self) -> None:
         """Wait for the first read in line. Make it ready, or put what is left of it in line."""
@@ -280,7 +269,7 @@ class WindowStream:
         return None if entry is None else (entry, await self._view.open(entry))
 
 
-class _Ahead:
+class EntriesAhead:
     """The fragments of a view that have offsets in a range, one at a time.
 
     Entries are walked once, in runs, so no fragment is looked up from the root again.

@@ -43,7 +43,8 @@ from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
-from offload.streams.windows import Window, WindowStream
+from offload.streams.batches import Window
+from offload.streams.windows import WindowStream
 from offload.tasks import run_each
 
 
@@ -224,7 +225,7 @@ def test_a_reader_holds_the_indexes_of_few_fragments_at_once() -> None:
         windows = reader.windows(0)
         most = 0
         async for _ in windows:
-            most = max(most, len(windows._handles))
+            most = max(most, len(windows._source._handles))
         await windows.aclose()
 
         assert reader.manifest.fragments == 40

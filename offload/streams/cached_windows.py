@@ -1,0 +1,334 @@
+"""Reading a stream's chunks through a block cache: the same windows as `WindowStream`, shared with others.
+
+A reader has a *line* of pieces: runs of chunks, in order, each of a block of the cache. Nothing in the line
+holds bytes. A piece whose block has left is asked for again when its turn comes.
+
+Read-ahead: the number of blocks in line grows by one with each that is taken. It halves if a block has left
+before its turn, if its fetch failed, or if the stores have refused requests because of their rate. A reader
+asks for blocks only when its consumer asks for data, so a consumer that stands still begins nothing.
+
+Invariants: windows come in order, each once, also if any wait is cancelled; an error ends the iteration after
+all chunks before it were delivered. If a block is damaged, its chunks are read again without the cache, so
+the sound ones before the damage are delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Self
+
+from offload.contracts.catalogue import Catalogue, StreamView
+from offload.errors import Absent, Corrupt, OffloadError
+from offload.model.chunk_table import row_from, row_holding
+from offload.model.entry import Entry
+from offload.streams.batches import Messages, Run, Window, messages_of_rows
+from offload.streams.block_cache import BlockCache
+from offload.streams.kept import Block, Fragment, Kept, Tail
+from offload.streams.paces import Pace
+from offload.streams.windows import EntriesAhead, WindowStream
+
+DECODED_SIZE_BYTES: Final = 4096
+"""Small chunks are decoded together, so many bytes at a time: a consumer that stands still holds no more."""
+
+ROWS_AT_ONCE: Final = 8
+
+
+class Piece(Run):
+    """A run of chunks of one fragment, and the block of the cache that has them. It holds no bytes."""
+
+    __slots__ = ("_rows", "block", "end_offset", "fragment", "is_claimed", "own", "start", "stop", "tail")
+
+    def __init__(self, fragment: Fragment, start: int = -1, stop: int = 0) -> None:
+        super().__init__()
+        self.fragment, self.start, self.stop = fragment, start, stop
+        """The chunks from `start` up to `stop` are left. `start` is -1 until the fragment is open."""
+
+        self.end_offset = 0
+        """The first offset behind the piece. Set with the block."""
+
+        self.block: Block | None = None
+        self.is_claimed = False
+        """True as long as the block must be given back."""
+
+        self.tail: Kept[Tail] | None = None
+        """The tail that this piece waits for."""
+
+        self.own: Window | None = None
+        """The bytes of a block that is larger than the cache."""
+
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        """The next few rows, the last one first."""
+
+    @property
+    def is_passed(self) -> bool:
+        """True if no chunk is left."""
+        return self.start >= 0 and self.stop <= self.start
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the block has left, or was never fetched."""
+        return self.own is None and self.block is not None and self.block.is_gone
+
+    def window(self) -> Window:
+        """Take all chunks that are left. Their bytes are in memory."""
+        window = self._bytes()
+        assert window is not None, "a piece is returned when its bytes are in memory"
+        assert self.block is not None
+        rows = window.rows[self.start - self.block.start : self.stop - self.block.start]
+        if len(rows) < len(window.rows):
+            begin = int(rows["position"][0]) - int(window.rows["position"][0])
+            data = memoryview(window.data)[begin : begin + int(rows["size_bytes"].sum())]
+            window = Window(rows, data, window.where)
+        self.pass_by()
+        return window
+
+    def pass_by(self) -> None:
+        """Note that all chunks were taken."""
+        self.start, self.next_offset = self.stop, self.end_offset
+
+    def batches(self, part: int) -> Iterator[Messages]:
+        """Take the chunks that are left, as far as they are in memory. No bytes are held meanwhile."""
+        while not self.is_passed and self._bytes() is not None:
+            yield from self._decoded(part)
+
+    def _decoded(self, part: int) -> list[Messages]:
+        """Take one chunk, or several small ones."""
+        window, block, batches, size_bytes = self._bytes(), self.block, list[Messages](), 0
+        assert window is not None
+        assert block is not None
+        while self.start < self.stop and size_bytes < DECODED_SIZE_BYTES:
+            if not self._rows:
+                at = self.start - block.start
+                rows = window.rows[at : at + min(ROWS_AT_ONCE, self.stop - self.start)]
+                self._rows = rows.tolist()[::-1]
+            row = self._rows[-1]
+            try:
+                batches += messages_of_rows(window, (row,), part)
+            except OffloadError:
+                if not batches:
+                    raise
+                return batches  # what comes before the error is delivered first
+            self._rows.pop()
+            self.start += 1
+            self.next_offset = row[0] + row[4]
+            size_bytes += row[3]
+        return batches
+
+    def _bytes(self) -> Window | None:
+        return self.own or (None if self.block is None else self.block.value)
+
+
+class CachedWindows:
+    """An asynchronous iterator of windows, as `WindowStream` is. Close it when done."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        catalogue: Catalogue,
+        view: StreamView,
+        offset: int,
+        *,
+        in_flight_max: int,
+        until: int,
+    ) -> None:
+        self._cache, self._view, self._until, self._ahead_max = cache, view, until, in_flight_max
+        self._offset = offset
+        """The first offset that was not delivered."""
+
+        self._stream = cache.stream(catalogue, view)
+        self._pace = Pace(offset, cache.clock())
+        self._throttled = cache.throttled()
+        self._entries = EntriesAhead(view, offset, until)
+        self._walking: asyncio.Future[Entry | None] | None = None
+        self._line: deque[Piece] = deque()
+        # One block at first: a reader of one message should not fetch what lies behind it.
+        self._ahead = 1
+        self._size_bytes = cache.step_size_bytes
+        self._direct: WindowStream | None = None
+        """The chunks of a damaged block, read without the cache."""
+
+        self._end: OffloadError | None = None
+
+    def __aiter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
+
+    async def __anext__(self) -> Window:
+        """Return the next window. Raises as `WindowStream` does."""
+        run = await self.next_run()
+        if run is None:
+            raise StopAsyncIteration
+        window = run.window()
+        self._cache.moved(self._stream, self._pace, run.next_offset)
+        return window
+
+    async def next_run(self) -> Run | None:
+        """Return the next run of chunks, or None at the end.
+
+        Its bytes stay in memory until the caller waits for anything. Raises as `__anext__` does.
+        """
+        while True:
+            if self._direct is not None:
+                if (run := await self._direct.next_run()) is not None:
+                    return run
+                await self._direct.aclose()
+                self._direct = None
+                self._line[0].pass_by()
+            if self._end is not None:
+                raise self._end
+            while self._line and self._line[0].is_passed:
+                self._offset = max(self._offset, self._line.popleft().next_offset)
+            try:
+                if not await self._fill():
+                    return None
+                piece = await self._first()
+            except OffloadError as error:
+                self._end = error
+                raise
+            if piece is not None:
+                return piece
+
+    async def aclose(self) -> None:
+        """Give back what is in line. Idempotent."""
+        self._stream.paces.leave(self._pace)
+        for piece in self._line:
+            self._give_back(piece)
+        self._line.clear()
+        if self._walking is not None:
+            self._walking.cancel()
+            await asyncio.gather(self._walking, return_exceptions=True)
+        await self._entries.aclose()
+        if self._direct is not None:
+            await self._direct.aclose()
+
+    async def _fill(self) -> bool:
+        """Ask for the blocks of the first pieces in line. Return False at the end of the stream.
+
+        Waits only if the first piece needs it. An error that concerns another one is met again when that is
+        the first.
+        """
+        number = 0
+        while number < self._ahead:
+            if number == len(self._line) and not await self._next_fragment(is_first=not number):
+                break
+            piece = self._line[number]
+            if piece.is_lost and not number:
+                self._read_less()  # it was fetched in vain
+                self._give_back(piece)
+                piece.block = None
+            if piece.block is None:
+                tail = await self._tail_of(piece, is_first=not number)
+                if tail is None:
+                    break
+                if piece.start < 0:
+                    self._bound(piece, tail)
+                if piece.is_passed:  # there is nothing before `until`
+                    del self._line[number]
+                    continue
+                if not self._claim(piece, tail, number):
+                    break
+            elif piece.is_lost:
+                break
+            number += 1
+        return bool(self._line)
+
+    async def _next_fragment(self, *, is_first: bool) -> bool:
+        """Put the next fragment in line, as one piece. Return False if there is none, or none yet."""
+        if self._walking is None:
+            # A task of its own: a walk that is cancelled ends, and would hide the fragments behind it.
+            self._walking = asyncio.ensure_future(self._entries.next())
+        if not is_first and (not self._walking.done() or self._walking.exception() is not None):
+            return False
+        entry = await asyncio.shield(self._walking)
+        if entry is None:
+            return False
+        self._walking = None
+        self._line.append(Piece(self._stream.fragment(entry)))
+        return True
+
+    async def _tail_of(self, piece: Piece, *, is_first: bool) -> Tail | None:
+        """Return the tail of a piece's fragment. Waits for it only if the piece is the first."""
+        while True:
+            if piece.tail is not None and piece.tail.is_gone and is_first:
+                self._give_back(piece)
+            if piece.tail is None:
+                piece.tail = self._cache.tail(piece.fragment, self._view)
+            if piece.tail.value is None and not is_first:
+                return None
+            found = piece.tail.value
+            if found is None:
+                found = await self._cache.wait(piece.tail)
+            self._give_back(piece)
+            if found is not None:
+                return found
+
+    def _bound(self, piece: Piece, tail: Tail) -> None:
+        entry = piece.fragment.entry
+        piece.start = row_holding(tail.table, max(self._offset, entry.first_offset))
+        piece.stop = row_from(tail.table, min(entry.next_offset, self._until))
+
+    def _claim(self, piece: Piece, tail: Tail, number: int) -> bool:
+        """Ask for a block. If it has only the first chunks of the piece, the others become the next piece."""
+        block = self._cache.block(
+            piece.fragment, piece.start, size_bytes=self._size_bytes, until=piece.stop, is_ahead=number > 0
+        )
+        if block is None:
+            return False
+        if block.stop < piece.stop:
+            self._line.insert(number + 1, Piece(piece.fragment, block.stop, piece.stop))
+            piece.stop = block.stop
+        last = tail.table[piece.stop - 1]
+        piece.block, piece.is_claimed = block, True
+        piece.end_offset = int(last["offset"]) + int(last["records"])
+        self._size_bytes = min(2 * self._size_bytes, self._cache.block_size_bytes_max)
+        return True
+
+    async def _first(self) -> Piece | None:
+        """Wait for the first piece in line. Return None if it must be asked for again."""
+        piece = self._line[0]
+        assert piece.block is not None, "`_fill` asks for the first piece"
+        try:
+            window = piece.own
+            if window is None:
+                window = await self._cache.wait(piece.block)
+        except Absent:
+            raise
+        except Corrupt:
+            self._give_back(piece)
+            until = min(self._until, piece.end_offset)
+            begin = max(self._offset, piece.next_offset)
+            self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1)
+            return None
+        if window is None:
+            return None
+        if piece.is_claimed:
+            self._give_back(piece)
+            self._read_more()
+        if piece.block.size_bytes > self._cache.size_bytes:
+            piece.own = window
+        begin = int(window.rows["offset"][piece.start - piece.block.start])
+        self._cache.moved(self._stream, self._pace, begin)
+        return piece
+
+    def _read_more(self) -> None:
+        throttled = self._cache.throttled()
+        if throttled > self._throttled:
+            self._read_less()
+        else:
+            self._ahead = min(self._ahead + 1, self._ahead_max)
+        self._throttled = throttled
+
+    def _read_less(self) -> None:
+        self._ahead = max(self._ahead // 2, 1)
+        self._size_bytes = max(self._size_bytes // 2, self._cache.step_size_bytes)
+
+    def _give_back(self, piece: Piece) -> None:
+        """Give back what the piece was given by the cache. The block stays known."""
+        if piece.tail is not None:
+            self._cache.release(piece.tail)
+            piece.tail = None
+        if piece.is_claimed and piece.block is not None:
+            piece.is_claimed = False
+            self._cache.release(piece.block)

@@ -1,0 +1,129 @@
+"""A tier in memory, readers that share a cache, and the requests that they send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from offload import (
+    Env,
+    MemoryHandle,
+    ObjectStoreOffloader,
+    StreamReader,
+    StreamWriter,
+    TierOptions,
+    build_chunk,
+)
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.events import Event, Skipped
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.streams.block_cache import BlockCache
+from offload.streams.reader import Messages
+
+STREAM = "orders"
+BODY_SIZE_BYTES = 500
+CHUNK_SIZE_BYTES = BODY_SIZE_BYTES + 52
+CHUNKS_PER_FRAGMENT = 6
+STEP_SIZE_BYTES = 2 * CHUNK_SIZE_BYTES
+"""Two chunks: a fragment has three steps."""
+
+
+def body_at(offset: int) -> bytes:
+    return (b"%d|" % offset).ljust(BODY_SIZE_BYTES, b"%d" % (offset % 10))
+
+
+@dataclass
+class CacheWorld:
+    """One stream with a record to a chunk, and a cache for its readers. Its clock stands still by itself."""
+
+    size_bytes: int = 1000 * CHUNK_SIZE_BYTES
+    objects: dict[str, bytes] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    now: float = 1000.0
+    throttled: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = FaultyStore(MemoryStore(objects=self.objects))
+        self.tier = self.opened(self.store)
+        self.others = self.opened(MemoryStore(objects=self.objects))
+        """The offloader of everyone except the readers."""
+        self.ticks = asyncio.Semaphore(0)
+        self.cache = self.new_cache()
+
+    def new_cache(self, size_bytes: int | None = None) -> BlockCache:
+        return BlockCache(
+            size_bytes or self.size_bytes,
+            env=Env(monotonic=lambda: self.now, sleep=self.sleep),
+            throttled=lambda: self.throttled,
+            step_size_bytes=STEP_SIZE_BYTES,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        await self.ticks.acquire()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, and the cache look at what has grown old."""
+        self.now += seconds
+        self.ticks.release()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def opened(self, store: FaultyStore | MemoryStore) -> ObjectStoreOffloader:
+        options = TierOptions(fragment_size_bytes=CHUNKS_PER_FRAGMENT * CHUNK_SIZE_BYTES)
+        return ObjectStoreOffloader(store, options=options)
+
+    async def append(self, records: int = CHUNKS_PER_FRAGMENT) -> None:
+        writer = await StreamWriter.claim(self.others, STREAM)
+        begin = writer.manifest.next_offset
+        chunks = [
+            build_chunk([body_at(offset)], offset=offset, timestamp_ms=offset, epoch=1)
+            for offset in range(begin, begin + records)
+        ]
+        await writer.offload([MemoryHandle(chunks)])
+
+    async def reader(self, *, catalogue: Catalogue | None = None, in_flight: int = 4) -> StreamReader:
+        """Open a reader that shares the cache. Forgets the requests before it."""
+        opened = await StreamReader.open(
+            catalogue or self.tier, STREAM, in_flight=in_flight, emit=self.events.append, cache=self.cache
+        )
+        self.store.calls.clear()
+        return opened
+
+    def requests(self) -> int:
+        """Return the reads of fragments since the last call."""
+        found = sum(call.operation == "get" and ".fragment" in call.key for call in self.store.calls)
+        self.store.calls.clear()
+        return found
+
+    def skips(self) -> list[tuple[int, int]]:
+        return [(event.from_offset, event.to_offset) for event in self.events if isinstance(event, Skipped)]
+
+    def fragment(self, first_offset: int) -> str:
+        """Return the key of a fragment."""
+        return next(key for key in self.objects if f"/data/{first_offset:020}." in key)
+
+
+def checked(batch: Messages) -> int:
+    """Return the offset of a batch, whose body must be the one that was written there."""
+    assert batch.bodies == [body_at(batch.offset)]
+    return batch.offset
+
+
+async def offsets(reader: StreamReader, start: int = 0) -> list[int]:
+    return [checked(batch) async for batch in reader.messages(start)]
+
+
+def run(act: Callable[[CacheWorld], Awaitable[None]], **options: int) -> None:
+    """Run `act`. Behind it, the cache is closed, and nothing may run."""
+
+    async def scenario() -> None:
+        world = CacheWorld(**options)
+        async with asyncio.timeout(60):
+            await act(world)
+            await world.cache.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "something runs on"
+        assert world.cache.counts.size_bytes == 0
+
+    asyncio.run(scenario())
