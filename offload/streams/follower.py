@@ -24,7 +24,6 @@ docs/adr/0024-followers.md has the reasons.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -49,6 +48,7 @@ from offload.errors import (
 )
 from offload.model.manifest import AttemptKind, Manifest
 from offload.model.part import StreamPart
+from offload.streams.arrivals import Arrivals, vouched_end
 from offload.streams.copier import StreamCopier
 from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
@@ -75,16 +75,6 @@ BACKOFF_SECONDS_MAX: Final = 60.0
 _log: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """Data that two looks found between them."""
-
-    since_seconds: float
-    """The earliest moment at which it can have come: that of the look before."""
-    seen_seconds: float
-    next_offset: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Follower:
     """Follows one stream of a source. `step` is one look. Used by one task."""
@@ -109,7 +99,7 @@ class Follower:
     _copier: StreamCopier = field(init=False)
     _mark: Hashable | None = None
     _looked_seconds: float | None = None
-    _arrivals: deque[_Arrival] = field(default_factory=deque)
+    _arrivals: Arrivals = field(default_factory=Arrivals)
     _source_first_offset: int | None = None
     _source_next_offset: int | None = None
     _seen_seconds: float = 0.0
@@ -134,7 +124,7 @@ class Follower:
     @property
     def status(self) -> FollowStatus:
         """The status that the last look has shown."""
-        now, committed = self.env.monotonic(), self._committed_offset
+        now, committed, oldest = self.env.monotonic(), self._committed_offset, self._arrivals.oldest
         start, end = self._source_first_offset if committed is None else committed, self._source_next_offset
         return FollowStatus(
             stream=self.stream,
@@ -146,7 +136,7 @@ class Follower:
             lag_records=None if end is None or start is None else max(end - start, 0),
             alarm_seconds=self.rules.alarm_seconds,
             part=self._part.number,
-            lag_seconds=now - self._arrivals[0].since_seconds if self._arrivals else 0.0,
+            lag_seconds=0.0 if oldest is None else now - oldest.since_seconds,
         )
 
     async def step(self, turn: AbstractAsyncContextManager[object] | None = None) -> float:
@@ -214,15 +204,9 @@ class Follower:
 
     def _notice(self, snapshot: Snapshot, since_seconds: float) -> None:
         self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset
-        known = self._arrivals[-1].next_offset if self._arrivals else self._source_next_offset
         if self._source_next_offset is None and end == snapshot.first_offset:
             _log.info("stream %r: its source has no whole chunk yet: nothing to copy", self.stream)
-        if self._arrivals and end < self._arrivals[-1].next_offset:
-            # The broker cut its log. What is there now may have been written after the cut.
-            since_seconds, known = self._arrivals[0].since_seconds, None
-            self._arrivals.clear()
-        if known is None or end > known:
-            self._arrivals.append(_Arrival(since_seconds, self._seen_seconds, end))
+        self._arrivals.notice(end, since_seconds=since_seconds, seen_seconds=self._seen_seconds)
         self._source_first_offset, self._source_next_offset = snapshot.first_offset, end
         self._forget_copied(snapshot)
 
@@ -234,8 +218,7 @@ class Follower:
         # at the root finds. So nothing shows that they are copied.
         if snapshot.next_offset < done:
             return
-        while self._arrivals and self._arrivals[0].next_offset <= done:
-            self._arrivals.popleft()
+        self._arrivals.forget(done)
 
     async def _is_due(self, snapshot: Snapshot) -> bool:
         """Return True if this process shall copy something now."""
@@ -375,31 +358,29 @@ class Follower:
 
     def _is_late(self, now: float) -> bool:
         """Return True if something waits that a leader with these rules would have committed by now."""
-        late = now - self.rules.max_lag_seconds - self.rules.hold_back_seconds
-        return bool(self._arrivals) and self._arrivals[0].seen_seconds <= late
+        late, oldest = now - self.rules.max_lag_seconds - self.rules.hold_back_seconds, self._arrivals.oldest
+        return oldest is not None and oldest.seen_seconds <= late
 
     async def _due(self, snapshot: Snapshot) -> tuple[int, bool]:
         """Return the offset up to which to copy now, and whether that is all that is due."""
         now, start = self.env.monotonic(), self._copier.start(snapshot)
-        oldest = self._arrivals[0].since_seconds if self._arrivals else now
-        is_late = oldest + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
+        since = now if self._arrivals.oldest is None else self._arrivals.oldest.since_seconds
+        is_late = since + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
         until_within = partial(
             due, snapshot, start, is_late=is_late, fragment_size_bytes=self.rules.fragment_size_bytes
         )
         until, is_all = await until_within(limit=snapshot.next_offset)
         if until > start:
             # A broker is asked only about what would be copied now.
-            until, is_all = await until_within(limit=await self._limit(snapshot))
+            limit = await vouched_end(
+                self.source,
+                snapshot,
+                self._arrivals,
+                seen_seconds=self._seen_seconds,
+                hold_back_seconds=self.rules.hold_back_seconds,
+            )
+            until, is_all = await until_within(limit=limit)
         return until, is_all
-
-    async def _limit(self, snapshot: Snapshot) -> int:
-        """Return the offset up to which the broker vouches for the data."""
-        vouched = await self.source.vouched(snapshot)
-        if vouched is not None:
-            return min(vouched, snapshot.next_offset)
-        old = self._seen_seconds - self.rules.hold_back_seconds
-        ends = [arrival.next_offset for arrival in self._arrivals if arrival.seen_seconds <= old]
-        return min(max(ends, default=0), snapshot.next_offset)
 
     def _stand_by(self) -> None:
         if self.state is FollowState.LEADING:

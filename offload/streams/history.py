@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
@@ -16,7 +17,7 @@ from offload.errors import Absent, Corrupt, Diverged, Divergence, NotOffloaded
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_check import check_source
 from offload.model.attempt import Leftover
-from offload.model.manifest import Manifest
+from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.streams.reader import newer_manifest
 from offload.streams.writer import Agree
@@ -83,7 +84,7 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
     names an object that is gone, and `StreamDeleted` if the stream was deleted.
     """
     # Without a committed chunk that the source still has, there is nothing to compare.
-    if not _reaches(manifest.stream, manifest.next_offset, snapshot) or not manifest.fragments:
+    if not reaches(manifest.stream, manifest.next_offset, snapshot) or not manifest.fragments:
         return
     try:
         raw = await last_chunk(offloader, manifest)
@@ -91,7 +92,7 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
         newer = await newer_manifest(offloader, manifest, absent)
         await check_same_history(offloader, newer, snapshot)
         return
-    await _check_chunk(manifest.stream, raw, snapshot)
+    await check_chunk(manifest.stream, raw, snapshot)
 
 
 async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snapshot) -> None:
@@ -99,14 +100,14 @@ async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snap
 
     `last` is the last chunk that the writer copied, or None if it copied none yet.
     """
-    if _reaches(manifest.stream, manifest.next_offset, snapshot) and last is not None:
-        await _check_chunk(manifest.stream, last, snapshot)
+    if reaches(manifest.stream, manifest.next_offset, snapshot) and last is not None:
+        await check_chunk(manifest.stream, last, snapshot)
 
 
 async def check_behind(part: StreamPart, snapshot: Snapshot) -> None:
     """Raise `Diverged` unless the source continues the chunk behind which an empty part begins."""
-    if _reaches(part.name, end_of_chunk(part.behind), snapshot):
-        await _check_chunk(part.name, part.behind, replace(snapshot, holds=None))
+    if reaches(part.name, end_of_chunk(part.behind), snapshot):
+        await check_chunk(part.name, part.behind, replace(snapshot, holds=None))
 
 
 def end_of_chunk(header: bytes) -> int:
@@ -114,7 +115,7 @@ def end_of_chunk(header: bytes) -> int:
     return ChunkHeader.decode(header, where="the chunk behind which a part begins").next_offset
 
 
-def _reaches(stream: str, end: int, snapshot: Snapshot) -> bool:
+def reaches(stream: str, end: int, snapshot: Snapshot) -> bool:
     """Return whether the source has records before and from the offset `end`, or ends there.
 
     Returns False if the source begins there. Raises `Diverged` for a gap, or a source too short.
@@ -131,18 +132,18 @@ def _reaches(stream: str, end: int, snapshot: Snapshot) -> bool:
     return snapshot.first_offset != end
 
 
-async def _check_chunk(stream: str, raw: bytes, snapshot: Snapshot) -> None:
-    """Raise `Diverged` unless the source has this committed chunk."""
+async def check_chunk(stream: str, raw: bytes, snapshot: Snapshot, *, held_by: str = "tier") -> None:
+    """Raise `Diverged` unless the source has this chunk, which is `held_by` the tier or a reader."""
     committed = ChunkHeader.decode(raw, where=f"last chunk of stream {stream!r}")
     offset = committed.offset
     if offset < snapshot.first_offset:
-        within = f"within the tier's last chunk, which is at offset {offset}"
+        within = f"within the {held_by}'s last chunk, which is at offset {offset}"
         raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}", kind=Divergence.FORK)
     theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)
     if theirs is not None:
         raise Diverged(
-            f"stream {stream!r}: source and tier part at or before offset {offset}: the tier's chunk has "
-            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}",
+            f"stream {stream!r}: source and {held_by} part at or before offset {offset}: the {held_by}'s chunk "
+            f"has leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}",
             kind=Divergence.FORK,
         )
 
@@ -158,10 +159,10 @@ async def _lacks(snapshot: Snapshot, committed: ChunkHeader, _: bytes) -> str | 
     return f"leader epoch {found.epoch}, CRC {found.crc:08x}"
 
 
-async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> bytes:
+async def last_chunk(catalogue: Catalogue, committed: CommittedStream) -> bytes:
     """Return the last committed chunk, read and checked."""
-    view = offloader.view_of(manifest)
-    entry = await view.find(manifest.next_offset - 1)
+    view = catalogue.view_of(committed)
+    entry = await view.find(committed.next_offset - 1)
     assert entry is not None, "the caller has checked that there are fragments"
     async with await view.open(entry) as handle:
         return bytes(await handle.read((await handle.table())[-1:]))

@@ -53,7 +53,7 @@ from offload.errors import (
 )
 from offload.formats.chunk import ChunkHeader
 from offload.model.attempt import Leftover
-from offload.model.manifest import Manifest
+from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.streams.history import (
     PAGE,
@@ -94,18 +94,27 @@ async def check_part(
     offloader: LedgerOffloader, part: StreamPart, manifest: Manifest, snapshot: Snapshot
 ) -> None:
     """Raise `Diverged` unless the source continues this part. See `check_same_history`."""
-    if part.behind and not manifest.fragments and manifest.next_offset == end_of_chunk(part.behind):
+    if manifest.fragments or not await check_empty(part, manifest, snapshot):
+        await check_same_history(offloader, manifest, snapshot)
+
+
+async def check_empty(part: StreamPart, committed: CommittedStream, snapshot: Snapshot) -> bool:
+    """Raise `Diverged` unless the source continues this part without data.
+
+    Returns False if nothing shows whether it does. `part` was listed.
+    """
+    if part.behind and committed.next_offset == end_of_chunk(part.behind):
         await check_behind(part, snapshot)
-        return
+        return True
     # A part that a crash left without data has nothing to compare. It must not begin behind what the source
     # still has: a copy would leave that out.
-    if part.number > 1 and not manifest.fragments and snapshot.first_offset < manifest.next_offset:
+    if part.number > 1 and snapshot.first_offset < committed.next_offset:
         raise Diverged(
-            f"stream {part.name!r} holds nothing and goes on at offset {manifest.next_offset}, "
+            f"stream {part.name!r} holds nothing and goes on at offset {committed.next_offset}, "
             f"but the source begins at {snapshot.first_offset}; {PAGE}",
             kind=Divergence.FORK,
         )
-    await check_same_history(offloader, manifest, snapshot)
+    return False
 
 
 async def refuse_name_of_part(offloader: LedgerOffloader, part: StreamPart) -> None:
