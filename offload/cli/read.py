@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from enum import StrEnum
@@ -15,13 +15,21 @@ import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.output import counted, print_note, write_bytes
+from offload.cli.kit.reading import (
+    BROKER_PASSWORD,
+    BROKER_USER,
+    Beside,
+    Reader,
+    open_reader,
+    place_in,
+    print_sides,
+)
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoded, Decoder
-from offload.contracts.events import Event, Skipped
 from offload.errors import TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
-from offload.streams.joined import part_numbered
-from offload.streams.reader import IN_FLIGHT, Messages, StreamReader, reason_of
+from offload.streams.choice import ReadPriority
+from offload.streams.reader import IN_FLIGHT, Messages
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """The size of one write to stdout. Many small writes cost more than decoding the messages."""
@@ -78,6 +86,39 @@ RequestsAtOnce = Annotated[
 Decode = Annotated[
     str, typer.Option(metavar="NAME", help="The decoder: raw, or one of a plugin, such as amqp.")
 ]
+FromSource = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="URL",
+        help="Also read the disk of the broker that writes STREAM, up to its newest message: "
+        "rabbitmq:///var/lib/…/stream. Needs no copy to be made first.",
+    ),
+]
+Priority = Annotated[
+    ReadPriority,
+    typer.Option(
+        "--priority", help="With --source: where a message is read that is on the disk and on TIER."
+    ),
+]
+HoldBack = Annotated[
+    str | None,
+    typer.Option(
+        "--hold-back",
+        metavar="DURATION",
+        help="With --source: how long a message must have been on the disk before it is printed, if nobody "
+        "says that the broker has committed it. Default: 0.5s.",
+    ),
+]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="URL",
+        help="With --source: ask this broker what it has committed: rabbitmq-stream://localhost. The login "
+        f"is in {BROKER_USER} and {BROKER_PASSWORD}.",
+    ),
+]
 Print = Annotated[Format, typer.Option("--format", help="The format of each message.")]
 
 
@@ -96,6 +137,10 @@ def read(
     at_once: RequestsAtOnce = IN_FLIGHT,
     decode: Decode = "raw",
     how: Print = Format.JSONL,
+    source: FromSource = None,
+    priority: Priority = ReadPriority.LOCAL_FIRST,
+    hold_back: HoldBack = None,
+    broker: Broker = None,
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
 
@@ -103,17 +148,25 @@ def read(
     part alone.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
+    beside = Beside.of(source, priority, hold_back, broker)
     position, end = position_of(start), None if to is None else position_of(to)
     output = _Output(renderer(how, _decoder(state, decode)))
 
     async def main() -> None:
         async with state.catalogue(tier, option) as catalogue:
-            emit = _listener(state.plugins.emit)
-            reader = await StreamReader.open(catalogue, stream, in_flight=at_once, emit=emit)
-            place, until = await _place(reader, position, part), await _until(reader, end)
-            source = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
-            await _print(source, until, limit, output)
+            reader = await open_reader(state, catalogue, stream, beside, in_flight=at_once)
+            place, until = await place_in(reader, position, part), await _until(reader, end)
+            found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
+            try:
+                await _print(found, until, limit, output)
+            finally:
+                print_sides(reader)
 
+    _ended(main, output)
+
+
+def _ended(main: Callable[[], Coroutine[None, None, None]], output: _Output) -> None:
+    """Run the read. If it is interrupted, say how to resume it."""
     try:
         run_async(main)
     except KeyboardInterrupt as stop:
@@ -123,41 +176,17 @@ def read(
         raise
 
 
-def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
-    def listen(event: Event) -> None:
-        if isinstance(event, Skipped):
-            print_note(f"{reason_of(event)}; reading continues at offset {event.to_offset}")
-        emit(event)
-
-    return listen
-
-
-async def _place(reader: StreamReader, position: Position, part: int | None) -> PartOffset:
-    """Return the place at which reading begins. Print a note if it is not where the position asks for."""
-    if part is None:
-        place = await reader.place_of(position)
-    else:
-        place = PartOffset(part, await part_numbered(reader.parts, part).offset_here(position))
-    at = part_numbered(reader.parts, place.part)
-    if isinstance(position, AtOffset) and position.offset < place.offset:
-        below = "the first" if at is reader else f"the first of part {at.part}"
-        print_note(f"offset {position.offset} is below {below}; reading starts at offset {place.offset}")
-    if isinstance(position, AtTime) and place.offset == at.manifest.next_offset:
-        print_note(await _beyond(reader, position))
-    return place
-
-
-async def _until(reader: StreamReader, end: Position | None) -> _Until:
+async def _until(reader: Reader, end: Position | None) -> _Until:
     """Return where reading ends. The edges of the stream are those of now."""
     return await reader.place_of(end) if isinstance(end, AtEdge) else end
 
 
 async def _print(
-    source: AsyncGenerator[Messages, None], until: _Until, limit: int | None, output: _Output
+    found: AsyncGenerator[Messages, None], until: _Until, limit: int | None, output: _Output
 ) -> None:
     left = limit
     try:
-        async with aclosing(source) as batches:
+        async with aclosing(found) as batches:
             while left != 0 and (batch := await anext(batches, None)) is not None:
                 wanted = _wanted(batch, until)
                 bodies = batch.bodies[:wanted][:left]
@@ -183,14 +212,6 @@ def _wanted(batch: Messages, until: _Until) -> int | None:
         case PartOffset(part, offset) if batch.part == part:
             behind = offset - batch.offset
     return max(behind, 0) if behind <= len(batch.bodies) else None
-
-
-async def _beyond(reader: StreamReader, position: AtTime) -> str:
-    """Return the reason why nothing is printed, if the time is beyond the end."""
-    times = [await part.last_timestamp_ms() for part in reader.parts]
-    newest_ms = max((each for each in times if each is not None), default=None)
-    has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
-    return f"nothing to read from {iso_of(position.timestamp_ms)}: stream {reader.manifest.stream!r} {has}"
 
 
 class _Output:

@@ -141,9 +141,10 @@ async def check_chunk(stream: str, raw: bytes, snapshot: Snapshot, *, held_by: s
         raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}", kind=Divergence.FORK)
     theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)
     if theirs is not None:
+        ours = f"leader epoch {committed.epoch}, CRC {committed.crc:08x}"
         raise Diverged(
-            f"stream {stream!r}: source and {held_by} part at or before offset {offset}: the {held_by}'s chunk "
-            f"has leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}",
+            f"stream {stream!r}: source and {held_by} part at or before offset {offset}: the {held_by}'s "
+            f"chunk has {ours}; in the source: {theirs}; {PAGE}",
             kind=Divergence.FORK,
         )
 

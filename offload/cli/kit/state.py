@@ -19,6 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import print_note
+from offload.contracts.broker import BrokerView
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, Waiting
@@ -159,6 +160,11 @@ class CommandContext:
         """Return the source that an argument names."""
         with _usage():
             return self.session.source(url)
+
+    def broker(self, url: str, user: str | None, password: str | None) -> BrokerView:
+        """Return the view of the broker that an argument names."""
+        with _usage():
+            return self.session.broker(url, user=user, password=password)
 
     def target(self, url: str, options: Sequence[str] | None = None) -> RestoreTarget:
         """Return the place to restore to that an argument names, with `NAME=VALUE` options."""

@@ -1,0 +1,135 @@
+"""The reader of `offload read`: of a tier, or of a tier and the disk of a source beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, print_note
+from offload.cli.kit.state import CommandContext
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.events import Event, Skipped
+from offload.contracts.source import SourceStream
+from offload.errors import Misuse, NotOffloaded
+from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
+from offload.model.quantities import seconds_from
+from offload.streams.choice import ReadPriority, Side
+from offload.streams.joined import part_numbered
+from offload.streams.reader import StreamReader, reason_of
+from offload.streams.tiered import TieredReader
+from offload.streams.vouched import VouchedSource
+
+Reader: TypeAlias = StreamReader | TieredReader
+
+BROKER_USER: Final = "OFFLOAD_BROKER_USER"
+BROKER_PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
+HOLD_BACK: Final = "0.5s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The source to read beside the tier, as the options name it."""
+
+    source: str
+    priority: ReadPriority
+    hold_back_seconds: float
+    broker: str | None
+
+    @classmethod
+    def of(
+        cls, source: str | None, priority: ReadPriority, hold_back: str | None, broker: str | None
+    ) -> Beside | None:
+        """Return the source of the options; None without one. Raises `Usage` if the options are wrong."""
+        if source is None:
+            given = {"--priority": priority is not ReadPriority.LOCAL_FIRST}
+            given |= {"--hold-back": hold_back is not None, "--broker": broker is not None}
+            if wrong := next((name for name, is_given in given.items() if is_given), None):
+                raise Usage(f"{wrong} needs --source: without it, only the tier is read")
+            return None
+        try:
+            seconds = seconds_from(HOLD_BACK if hold_back is None else hold_back)
+        except Misuse as error:
+            raise Usage(f"--hold-back {error}") from error
+        return cls(source=source, priority=priority, hold_back_seconds=seconds, broker=broker)
+
+    async def stream(self, state: CommandContext, name: str, environ: Mapping[str, str]) -> SourceStream:
+        """Return the stream of the source. Raises `NotOffloaded` if the source has none of this name."""
+        source = state.source(self.source)
+        if self.broker is not None:
+            login = environ.get(BROKER_USER), environ.get(BROKER_PASSWORD)
+            source = VouchedSource(source, state.broker(self.broker, *login), env=state.session.env)
+        try:
+            return await source.stream(name)
+        except NotOffloaded as error:
+            raise NotOffloaded(f"{error}; to read the tier alone, leave --source out") from error
+
+
+async def open_reader(
+    state: CommandContext, catalogue: Catalogue, stream: str, beside: Beside | None, *, in_flight: int
+) -> Reader:
+    """Return the reader of a stream, which prints a note for each offset that it leaves out."""
+    emit = _listener(state.plugins.emit)
+    if beside is None:
+        return await StreamReader.open(catalogue, stream, in_flight=in_flight, emit=emit)
+    return await TieredReader.open(
+        await beside.stream(state, stream, os.environ),
+        catalogue,
+        stream=stream,
+        priority=beside.priority,
+        hold_back_seconds=beside.hold_back_seconds,
+        in_flight=in_flight,
+        env=state.session.env,
+        emit=emit,
+    )
+
+
+async def place_in(reader: Reader, position: Position, part: int | None) -> PartOffset:
+    """Return the place at which reading begins. Print a note if it is not where the position asks for."""
+    if part is None:
+        place = await reader.place_of(position)
+    elif isinstance(reader, TieredReader):
+        place = await reader.place_of(position, part=part)
+    else:
+        place = PartOffset(part, await part_numbered(reader.parts, part).offset_here(position))
+    if isinstance(position, AtOffset) and position.offset < place.offset:
+        is_first = not reader.parts or place.part == reader.parts[0].part
+        below = "the first" if is_first else f"the first of part {place.part}"
+        print_note(f"offset {position.offset} is below {below}; reading starts at offset {place.offset}")
+    if isinstance(position, AtTime) and (beyond := await _beyond(reader, position, place)):
+        print_note(beyond)
+    return place
+
+
+def print_sides(reader: Reader) -> None:
+    """Print a note on how many messages came from the source and how many from the tier."""
+    if isinstance(reader, TieredReader):
+        local, tier = reader.records[Side.LOCAL], reader.records[Side.TIER]
+        print_note(
+            f"{counted(local, 'message')} came from the source, {counted(tier, 'message')} from the tier"
+        )
+
+
+async def _beyond(reader: Reader, position: AtTime, place: PartOffset) -> str | None:
+    """Return the reason why nothing is printed, if the time is beyond the end."""
+    nothing = f"nothing to read from {iso_of(position.timestamp_ms)}"
+    if isinstance(reader, TieredReader):
+        is_beyond = place == await reader.place_of(AtEdge.NEXT)
+        return f"{nothing}: stream {reader.stream!r} has no such record yet" if is_beyond else None
+    if place.offset < part_numbered(reader.parts, place.part).manifest.next_offset:
+        return None
+    times = [await part.last_timestamp_ms() for part in reader.parts]
+    newest_ms = max((each for each in times if each is not None), default=None)
+    has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
+    return f"{nothing}: stream {reader.manifest.stream!r} {has}"
+
+
+def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if isinstance(event, Skipped):
+            print_note(f"{reason_of(event)}; reading continues at offset {event.to_offset}")
+        emit(event)
+
+    return listen
