@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from offload.opening import open_source, open_tier
     from offload.plugins import Plugins
     from offload.session import Session
+    from offload.streams.choice import ReadPriority
     from offload.streams.dispatcher import Dispatcher
     from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
     from offload.streams.follower import Follower
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from offload.streams.job import Job
     from offload.streams.reader import Messages, StreamReader
     from offload.streams.sync import StreamReport, sync
+    from offload.streams.tiered import TieredReader
     from offload.streams.writer import StreamWriter
     from offload.upkeep.retention import Retention, TrimReport, delete_stream, trim
     from offload.upkeep.sweep.report import SweepReport
@@ -132,6 +134,7 @@ __all__ = [
     "Plugins",
     "Position",
     "ReadHandle",
+    "ReadPriority",
     "Receipt",
     "RequestLimits",
     "Retention",
@@ -156,6 +159,7 @@ __all__ = [
     "Throttled",
     "TierOptions",
     "TierPlan",
+    "TieredReader",
     "TrimReport",
     "TryAgain",
     "UnsupportedFormat",
@@ -225,6 +229,7 @@ _HOMES = {
     "Plugins": "offload.plugins",
     "Position": "offload.model.position",
     "ReadHandle": "offload.contracts.ledger",
+    "ReadPriority": "offload.streams.choice",
     "Receipt": "offload.model.attempt",
     "RequestLimits": "offload.contracts.opening",
     "Retention": "offload.upkeep.retention",
@@ -254,6 +259,7 @@ _HOMES = {
     "Throttled": "offload.errors",
     "TierOptions": "offload.native.offloader",
     "TierPlan": "offload.native.place",
+    "TieredReader": "offload.streams.tiered",
     "TrimReport": "offload.upkeep.retention",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",

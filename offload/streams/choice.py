@@ -102,7 +102,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SkipTo:
-    """No side has the offset: continue at this one, the first that a side has."""
+    """No side has the offset: continue at this one, the first that a side has or will have."""
 
     offset: int
 
@@ -118,4 +118,8 @@ def choose(extents: Sequence[tuple[Side, Extent]], offset: int) -> Read | SkipTo
             better = [begin for begin in begins[:rank] if begin is not None]
             return Read(side, min([extent.until(offset), *better]))
     later = [begin for begin in begins if begin is not None]
-    return SkipTo(min(later)) if later else None
+    if later:
+        return SkipTo(min(later))
+    # A side that was emptied has an end all the same. What comes next begins there.
+    ended = max((extent.end for _, extent in extents), default=offset)
+    return SkipTo(ended) if ended > offset else None

@@ -125,6 +125,8 @@ class Crossing:
             await self._carry_over()
             extents = await self._extents()
             step = choose(extents, self.place.offset)
+            if isinstance(step, SkipTo) and self._reads_source and self.local.holds_back(self.place.offset):
+                step = None  # it is not lost: it may be read soon
             if self._is_doubtful(step):
                 self._confirmed = self.place
                 await self._look_again(step)

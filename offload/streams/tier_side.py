@@ -126,8 +126,10 @@ class TierSide:
             if error.kind is Divergence.GAP:
                 return False  # what lies between is lost, or the tier gets it later
             raise
-        raw = await self._last_chunk()
-        if self.manifest is not committed:  # it was trimmed and swept meanwhile
+        try:
+            raw = await self._last_chunk(committed)
+        except Absent as absent:  # it was trimmed and swept meanwhile, or it is damage
+            await self.parts[-1].newer_view(self.catalogue.view_of(committed), absent)
             return await self.compare(snapshot)
         await check_chunk(committed.stream, raw, snapshot)
         return True
@@ -159,18 +161,12 @@ class TierSide:
                 is_compared = True
         return is_compared
 
-    async def _last_chunk(self) -> bytes:
-        """Return the last chunk of the newest part, which has fragments."""
-        while True:
-            part = self.parts[-1]
-            committed = part.manifest
-            end = committed.stream, committed.next_offset
-            if self._last is not None and self._last[0] == end:
-                return self._last[1]
-            try:
-                self._last = end, await last_chunk(self.catalogue, committed)
-            except Absent as absent:
-                await part.newer_view(self.catalogue.view_of(committed), absent)
+    async def _last_chunk(self, committed: CommittedStream) -> bytes:
+        """Return the last chunk of a part that has fragments."""
+        end = committed.stream, committed.next_offset
+        if self._last is None or self._last[0] != end:
+            self._last = end, await last_chunk(self.catalogue, committed)
+        return self._last[1]
 
     async def _listed(self) -> StreamPart:
         """Return the newest part with what its record says, which only a listing shows."""

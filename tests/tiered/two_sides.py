@@ -1,0 +1,405 @@
+"""A broker's disk in memory that behaves like files, a tier beside it, and a reader of both with a judge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from growing_source import Clock
+
+from offload import (
+    MemoryHandle,
+    ObjectStoreOffloader,
+    ReadPriority,
+    Retention,
+    Snapshot,
+    Source,
+    SourceStream,
+    TieredReader,
+    build_chunk,
+    sync,
+    trim,
+)
+from offload.contracts.events import DamageFound, Event, Skipped
+from offload.contracts.store import Buffer
+from offload.env import Env
+from offload.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
+from offload.formats.chunk import ChunkHeader
+from offload.formats.entries import messages
+from offload.formats.keys import StreamKeys
+from offload.model.chunk_table import ChunkTable
+from offload.model.manifest import CommittedStream, Manifest
+from offload.model.position import PartOffset
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.streams.choice import Side
+from offload.streams.reader import Messages
+from offload.streams.watch import StreamWatch
+
+STREAM: Final = "orders"
+HOLD_BACK: Final = 1.0
+
+
+@dataclass
+class Segment:
+    """One file of the disk. A handle that opened it reads it after its deletion, as a process does."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    is_deleted: bool = False
+
+
+class SegmentHandle(MemoryHandle):
+    """A segment as a snapshot found it. Its bytes are those of the file now."""
+
+    def __init__(self, disk: Disk, segment: Segment) -> None:
+        super().__init__(segment.chunks, where=f"segment {id(segment) % 1000}")
+        self._disk, self._segment, self._is_open = disk, segment, False
+
+    async def table(self) -> ChunkTable:
+        """Return the table, unless the file was deleted."""
+        if self._segment.is_deleted and not self._is_open:
+            raise TryAgain("the broker removed it meanwhile")
+        return await super().table()
+
+    async def read(self, rows: ChunkTable) -> Buffer:
+        """Open the file, and read it."""
+        if not self._is_open:
+            if self._segment.is_deleted:
+                raise TryAgain("the broker removed it meanwhile")
+            self._is_open = True
+            self._disk.files_open += 1
+        start = int(rows["position"][0])
+        data = bytearray(b"".join(self._segment.chunks)[start : start + int(rows["size_bytes"].sum())])
+        for row in rows:
+            if int(row["offset"]) in self._disk.damaged:
+                end = int(row["position"]) - start + int(row["size_bytes"])
+                if end <= len(data):
+                    data[end - 1] ^= 1
+        return bytes(data)
+
+    async def aclose(self) -> None:
+        """Close the file."""
+        if self._is_open:
+            self._is_open = False
+            self._disk.files_open -= 1
+
+
+@dataclass
+class Disk(SourceStream):
+    """A stream on a broker's disk. `recuts` makes it a source that cuts its chunks anew for each snapshot."""
+
+    name: str = STREAM  # type: ignore[misc]  # a field instead of a property
+    recuts: bool = False
+    bodies: list[bytes] = field(default_factory=list)
+    """Every record that was ever written and not cut, deleted ones too."""
+    segments: list[Segment] = field(default_factory=lambda: [Segment()])
+    first_offset: int = 0
+    epoch: int = 1
+    damaged: set[int] = field(default_factory=set)
+    """The offsets of chunks whose bytes are wrong."""
+    is_gone: bool = False
+    files_open: int = 0
+    snapshots: int = 0
+
+    @property
+    def next_offset(self) -> int:
+        """The end of the stream."""
+        return len(self.bodies)
+
+    def append(self, records: int) -> None:
+        """Append a chunk."""
+        bodies = [b"%d in %d" % (self.next_offset + k, self.epoch) for k in range(records)]
+        self.segments[-1].chunks.append(self._chunk(self.next_offset, bodies))
+        self.bodies += bodies
+
+    def roll(self) -> None:
+        """Begin a new segment."""
+        if self.segments[-1].chunks:
+            self.segments.append(Segment())
+
+    def retain(self) -> None:
+        """Delete the oldest segment, as retention does."""
+        if len(self.segments) > 1 and self.segments[1].chunks:
+            oldest = self.segments.pop(0)
+            oldest.is_deleted = True
+            self.first_offset = ChunkHeader.decode(self.segments[0].chunks[0], where="").offset
+
+    def cut(self, keep: int) -> bool:
+        """Cut the log, as a new leader does, down to a chunk that ends at `keep` or behind it."""
+        chunks = self.segments[-1].chunks
+        was_cut = False
+        while len(chunks) > 1 or (chunks and len(self.segments) > 1):
+            header = ChunkHeader.decode(chunks[-1], where="")
+            if header.offset < keep:
+                break
+            chunks.pop()
+            del self.bodies[header.offset :]
+            was_cut = True
+        self.epoch += was_cut
+        return was_cut
+
+    async def mark(self) -> Hashable:
+        """Return what a look at the files shows."""
+        if self.is_gone:
+            raise TryAgain("the folder is gone")
+        return self.first_offset, self.next_offset, self.epoch
+
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+        """Return the files as they are now."""
+        if self.is_gone:
+            raise TryAgain("the folder is gone")
+        self.snapshots += 1
+        segments = [segment for segment in self.segments if segment.chunks]
+        if self.recuts and segments:
+            segments = [Segment(self._cut_anew(0 if since is None else since.next_offset))]
+        return Snapshot(
+            ledgers=[SegmentHandle(self, segment) for segment in segments],
+            first_offset=self.first_offset,
+            next_offset=self.next_offset,
+            epoch=self.epoch,
+            holds=self._holds if self.recuts else None,
+        )
+
+    def _cut_anew(self, border: int) -> list[bytes]:
+        chunks, at = list[bytes](), self.first_offset
+        while at < self.next_offset:
+            end = min(at + 1 + (at * 7 + self.snapshots * 3) % 5, self.next_offset)
+            if at < border < end:
+                end = border
+            chunks.append(self._chunk(at, self.bodies[at:end]))
+            at = end
+        return chunks
+
+    async def _holds(self, chunk: bytes) -> str | None:
+        begin = ChunkHeader.decode(chunk, where="").offset
+        bodies = messages(chunk, where="")
+        if begin < self.first_offset:
+            bodies, begin = bodies[self.first_offset - begin :], self.first_offset
+        return None if self.bodies[begin : begin + len(bodies)] == bodies else "other records"
+
+    def _chunk(self, offset: int, bodies: list[bytes]) -> bytes:
+        return build_chunk(bodies, offset=offset, timestamp_ms=self.epoch, epoch=self.epoch)
+
+
+@dataclass
+class OneStream(Source):
+    """A source of one stream."""
+
+    disk: Disk
+    url = "memory://disk"  # type: ignore[assignment]
+    notes = ()  # type: ignore[assignment]
+
+    async def streams(self) -> Sequence[SourceStream]:
+        """Return it."""
+        return [self.disk]
+
+
+@dataclass
+class World:
+    """A disk, a tier, a clock that stands unless the world turns, and a reader whose every message is judged."""
+
+    priority: ReadPriority = ReadPriority.LOCAL_FIRST
+    disk: Disk = field(default_factory=Disk)
+    clock: Clock = field(default_factory=Clock)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    delivered: list[tuple[int, bytes]] = field(default_factory=list)
+    skipped: list[tuple[int, int]] = field(default_factory=list)
+    damage: list[Corrupt] = field(default_factory=list)
+    place: int = 0
+    error: OffloadError | None = None
+    """The error that ended the reading."""
+    has_ended: bool = False
+
+    _reader: TieredReader | None = None
+    _batches: AsyncGenerator[Messages, None] | None = None
+    _waiting: asyncio.Task[Messages] | None = None
+    _turn: asyncio.Event = field(default_factory=asyncio.Event)
+    _asleep: int = 0
+    """How many sleeps of the reader have not ended."""
+    _new_skips: list[tuple[int, int]] = field(default_factory=list)
+    _last: tuple[int, list[bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        self.store = FaultyStore(MemoryStore(objects=self.objects))
+        self.tier = ObjectStoreOffloader(self.store, env=self.clock.env())
+
+    @property
+    def env(self) -> Env:
+        """The environment of the reader. A sleep ends when the world turns."""
+        clock = self.clock
+
+        async def sleep(seconds: float) -> None:
+            end = clock.now + seconds
+            self._asleep += 1
+            try:
+                while clock.now < end:
+                    await self._turn.wait()
+                    await asyncio.sleep(0)
+            finally:
+                self._asleep -= 1
+
+        return Env(monotonic=lambda: clock.now, sleep=sleep, random=lambda: 0.5)
+
+    async def copy(self) -> OffloadError | None:
+        """Bring the tier up to date. Return the error of the copy."""
+        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        [report] = [each async for each in sync(OneStream(self.disk), others)]
+        return report.error
+
+    async def committed(self) -> CommittedStream | None:
+        """Return what is on the tier now."""
+        try:
+            return await ObjectStoreOffloader(MemoryStore(objects=self.objects)).load_manifest(STREAM)
+        except NotOffloaded:
+            return None
+
+    async def trim(self, before: int) -> None:
+        """Trim the tier, and sweep without any grace."""
+        if await self.committed() is None:
+            return
+        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        await trim(others, STREAM, Retention(before_offset=before))
+        view = await others.view(STREAM)
+        rows = view.committed.entries
+        named = {view.name_of(rows[row : row + 1]) for row in range(len(rows))}
+        for key in [*self.objects]:
+            if StreamKeys(STREAM).parse_fragment(key) and key not in named:
+                del self.objects[key]
+
+    async def open(self, *, follow: bool = True) -> None:
+        """Begin to read at the place that was reached."""
+        self._reader = await TieredReader.open(
+            self.disk,
+            self.tier,
+            priority=self.priority,
+            hold_back_seconds=HOLD_BACK,
+            in_flight=1,
+            env=self.env,
+            emit=self._tell,
+        )
+        self._last = None
+        if follow:
+            watch = StreamWatch(self.tier, env=self.env)
+            start = PartOffset(1, self.place)
+            self._batches = self._reader.follow(start, watch=watch)
+        else:
+            self._batches = self._reader.messages(PartOffset(1, self.place))
+
+    async def turn(self, seconds: float) -> None:
+        """Let time pass for everybody who sleeps."""
+        self.clock.now += seconds
+        self._turn.set()
+        await asyncio.sleep(0)
+        self._turn.clear()
+
+    async def read(self, batches: int, *, turns: int = 40) -> bool:
+        """Read so many batches, or fewer if no more come. Return True if all came."""
+        assert self._batches is not None
+        for _ in range(batches):
+            if self.error is not None or self.has_ended:
+                return False
+            if self._waiting is None:
+                self._waiting = asyncio.ensure_future(anext(self._batches))
+            for _ in range(turns):
+                if await self._settled(self._waiting):
+                    break
+                await self.turn(0.3)
+            if not self._waiting.done():
+                return False
+            waiting, self._waiting = self._waiting, None
+            try:
+                await self._judge(waiting.result())
+            except StopAsyncIteration:
+                self.has_ended = True
+            except OffloadError as error:
+                self.error = error
+        return True
+
+    async def _settled(self, task: asyncio.Task[Messages]) -> bool:
+        """Wait until the task is done, or sleeps."""
+        for _ in range(3000):
+            if task.done():
+                return True
+            if self._asleep:
+                break
+            await asyncio.sleep(0.00005)
+        return task.done()
+
+    async def close(self) -> None:
+        """Close the reader in the middle of whatever it does."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait([self._waiting])
+            self._waiting = None
+        if self._batches is not None:
+            await self._batches.aclose()
+            self._batches = None
+        assert self.disk.files_open == 0, "a file was left open"
+        for _ in range(5):  # a look of the watch that was cancelled ends
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left behind"
+
+    async def _judge(self, batch: Messages) -> None:
+        """Assert that a batch continues what was read, in the history that is true now."""
+        begin, end = batch.offset, batch.offset + len(batch.bodies)
+        assert begin == self.place, f"expected offset {self.place}, got {begin}"
+        committed = await self.committed()
+        self._judge_skips(committed)
+        await self._judge_history(committed)
+        held = [self.disk.bodies[begin:end]] if end <= self.disk.next_offset else []
+        if Side.TIER in self.priority.sides and committed is not None and end <= committed.next_offset:
+            held.append(await self.on_tier(begin, end))
+        assert batch.bodies in held, f"{batch.bodies} is neither on disk nor on the tier: {held}"
+        self.place, self._last = end, (begin, batch.bodies)
+        self.delivered += zip(range(begin, end), batch.bodies, strict=True)
+
+    def _judge_skips(self, committed: CommittedStream | None) -> None:
+        """Assert that no side that is read has what was left out."""
+        for begin, end in self._new_skips:
+            if Side.LOCAL in self.priority.sides:
+                assert self.disk.first_offset >= end, f"the disk has [{begin}, {end})"
+            if Side.TIER in self.priority.sides and committed is not None:
+                is_away = committed.first_offset >= end or committed.next_offset <= begin
+                assert is_away, f"the tier has some of [{begin}, {end})"
+        self._new_skips.clear()
+
+    async def _judge_history(self, committed: CommittedStream | None) -> None:
+        """Assert that the last batch is in a history from which another one may come now."""
+        if self._last is None:
+            return
+        begin, bodies = self._last
+        end = begin + len(bodies)
+        sides = self.priority.sides
+        held = list[list[bytes]]()
+        if Side.LOCAL in sides and self.disk.first_offset <= begin:
+            held.append(self.disk.bodies[begin:end])
+        if Side.TIER in sides and committed and committed.first_offset <= begin and end <= committed.next_offset:
+            held.append(await self.on_tier(begin, end))
+        assert not held or bodies in held, f"a splice: {bodies} at offset {begin} is in neither of {held}"
+
+    async def on_tier(self, begin: int, end: int) -> list[bytes]:
+        """Return the records that the tier has, read by nothing that is under test."""
+        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        view, found = await others.view(STREAM), list[bytes]()
+        at = max(begin, view.committed.first_offset)
+        while at < end and (entry := await view.find(at)) is not None:
+            async with await view.open(entry) as handle:
+                for row in await handle.table():
+                    offset, count = int(row["offset"]), int(row["records"])
+                    if offset < end and offset + count > at:
+                        rows = (await handle.table())[(await handle.table())["offset"] == row["offset"]]
+                        bodies = messages(bytes(await handle.read(rows)), where="")
+                        found += bodies[max(at - offset, 0) : end - offset]
+            at = entry.next_offset
+        return found
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Skipped):
+            assert event.from_offset == self.place, f"{event} at offset {self.place}"
+            self.skipped.append((event.from_offset, event.to_offset))
+            self._new_skips.append(self.skipped[-1])
+            self.place = event.to_offset
+        elif isinstance(event, DamageFound):
+            self.damage.append(event.damage)
