@@ -18,8 +18,8 @@ from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
     BROKER_PASSWORD,
     BROKER_USER,
+    AnyReader,
     Beside,
-    Reader,
     open_reader,
     place_in,
     print_sides,
@@ -157,10 +157,7 @@ def read(
             reader = await open_reader(state, catalogue, stream, beside, in_flight=at_once)
             place, until = await place_in(reader, position, part), await _until(reader, end)
             found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
-            try:
-                await _print(found, until, limit, output)
-            finally:
-                print_sides(reader)
+            await _print(found, until, limit, output, reader)
 
     _ended(main, output)
 
@@ -176,13 +173,17 @@ def _ended(main: Callable[[], Coroutine[None, None, None]], output: _Output) -> 
         raise
 
 
-async def _until(reader: Reader, end: Position | None) -> _Until:
+async def _until(reader: AnyReader, end: Position | None) -> _Until:
     """Return where reading ends. The edges of the stream are those of now."""
     return await reader.place_of(end) if isinstance(end, AtEdge) else end
 
 
 async def _print(
-    found: AsyncGenerator[Messages, None], until: _Until, limit: int | None, output: _Output
+    found: AsyncGenerator[Messages, None],
+    until: _Until,
+    limit: int | None,
+    output: _Output,
+    reader: AnyReader,
 ) -> None:
     left = limit
     try:
@@ -197,6 +198,7 @@ async def _print(
                 left = None if left is None else left - len(bodies)
     finally:
         output.flush()  # the messages before a damaged chunk are sound, and are printed
+        print_sides(reader)
 
 
 def _wanted(batch: Messages, until: _Until) -> int | None:

@@ -16,7 +16,7 @@ from offload.errors import OffloadError
 __all__ = ["ReadPriority"]
 
 
-class Side(Enum):
+class ReadSide(Enum):
     """The two places where a message may be."""
 
     LOCAL = "local"
@@ -36,16 +36,16 @@ class ReadPriority(StrEnum):
     """From the tier. The source is not asked."""
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[ReadSide, ...]:
         """The sides that may be read, the preferred one first."""
         return _ORDER[self]
 
 
 _ORDER: Final = {
-    ReadPriority.LOCAL_FIRST: (Side.LOCAL, Side.TIER),
-    ReadPriority.TIER_FIRST: (Side.TIER, Side.LOCAL),
-    ReadPriority.LOCAL_ONLY: (Side.LOCAL,),
-    ReadPriority.TIER_ONLY: (Side.TIER,),
+    ReadPriority.LOCAL_FIRST: (ReadSide.LOCAL, ReadSide.TIER),
+    ReadPriority.TIER_FIRST: (ReadSide.TIER, ReadSide.LOCAL),
+    ReadPriority.LOCAL_ONLY: (ReadSide.LOCAL,),
+    ReadPriority.TIER_ONLY: (ReadSide.TIER,),
 }
 
 
@@ -96,7 +96,7 @@ NOTHING: Final = Extent(0, 0)
 class Read:
     """Read this side, up to an offset at which the choice may be another."""
 
-    side: Side
+    side: ReadSide
     until: int
 
 
@@ -107,7 +107,7 @@ class SkipTo:
     offset: int
 
 
-def choose(extents: Sequence[tuple[Side, Extent]], offset: int) -> Read | SkipTo | None:
+def next_step(extents: Sequence[tuple[ReadSide, Extent]], offset: int) -> Read | SkipTo | None:
     """Return what a reader at `offset` does next, or None if no side has anything from there on.
 
     `extents` are what the sides have, the preferred side first.

@@ -21,7 +21,7 @@ from offload.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadE
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.model.part import StreamPart
 from offload.model.position import PartOffset
-from offload.streams.choice import Extent, Read, Side, SkipTo, choose
+from offload.streams.choice import Extent, Read, ReadSide, SkipTo, next_step
 from offload.streams.local_side import ADVICE, Delivered, LocalSide
 from offload.streams.reader import Messages, messages_of
 from offload.streams.tier_side import TierSide
@@ -36,7 +36,7 @@ _Step = Read | SkipTo | None
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Following:
     """What a read does that goes on with what comes later."""
 
     watch: StreamWatch
@@ -50,11 +50,11 @@ class Crossing:
     place: PartOffset
     tier: TierSide
     local: LocalSide
-    sides: tuple[Side, ...]
+    sides: tuple[ReadSide, ...]
     env: Env
     emit: Callable[[Event], None]
-    records: dict[Side, int]
-    waiting: Waiting | None
+    records: dict[ReadSide, int]
+    waiting: Following | None
     """None: the read ends with what there is when it begins."""
 
     _target: PartOffset | None = None
@@ -106,13 +106,13 @@ class Crossing:
 
     @property
     def _reads_source(self) -> bool:
-        return Side.LOCAL in self.sides and self._is_newest
+        return ReadSide.LOCAL in self.sides and self._is_newest
 
     async def _aim(self) -> None:
         """Decide where this read ends."""
         newest = self.tier.newest
         end = self.tier.extent(newest).end
-        if Side.LOCAL in self.sides:
+        if ReadSide.LOCAL in self.sides:
             await self.local.look(None)
             end = max(end, self.local.next_offset)
         self._target = PartOffset(newest, end)
@@ -124,13 +124,13 @@ class Crossing:
         while True:
             await self._carry_over()
             extents = await self._extents()
-            step = choose(extents, self.place.offset)
+            step = next_step(extents, self.place.offset)
             if isinstance(step, SkipTo) and self._reads_source and self.local.holds_back(self.place.offset):
                 step = None  # it is not lost: it may be read soon
             if self._is_doubtful(step):
                 self._confirmed = self.place
                 await self._look_again(step)
-            elif isinstance(step, Read) and step.side is Side.LOCAL and not self.local.is_open:
+            elif isinstance(step, Read) and step.side is ReadSide.LOCAL and not self.local.is_open:
                 await self.local.look(self._delivered, anew=True)
             else:
                 break
@@ -141,15 +141,15 @@ class Crossing:
             self._refuse(step, failed)
         return step
 
-    async def _extents(self) -> list[tuple[Side, Extent]]:
+    async def _extents(self) -> list[tuple[ReadSide, Extent]]:
         on_tier = self.tier.extent(self.place.part)
         if not self._reads_source:
-            return [(Side.TIER, on_tier)]
+            return [(ReadSide.TIER, on_tier)]
         at = self.place.offset
-        if self.sides[0] is Side.TIER and on_tier.from_(at) == at:
-            return [(Side.TIER, on_tier)]  # the source is not asked while nothing of it is needed
+        if self.sides[0] is ReadSide.TIER and on_tier.from_(at) == at:
+            return [(ReadSide.TIER, on_tier)]  # the source is not asked while nothing of it is needed
         await self.local.look(self._delivered)
-        found = {Side.LOCAL: self.local.extent, Side.TIER: on_tier}
+        found = {ReadSide.LOCAL: self.local.extent, ReadSide.TIER: on_tier}
         return [(side, found[side]) for side in self.sides]
 
     def _is_doubtful(self, step: _Step) -> bool:
@@ -157,8 +157,8 @@ class Crossing:
         if self._confirmed == self.place or not self._is_newest:
             return False
         match step:
-            case Read(side=Side.LOCAL):
-                return self.sides[0] is Side.TIER and self._is_tier_stale
+            case Read(side=ReadSide.LOCAL):
+                return self.sides[0] is ReadSide.TIER and self._is_tier_stale
             case Read():
                 return False
             case SkipTo():
@@ -166,7 +166,7 @@ class Crossing:
         return self.waiting is None or (self._reads_source and self.local.damage is not None)
 
     async def _look_again(self, step: _Step) -> None:
-        if Side.TIER in self.sides:
+        if ReadSide.TIER in self.sides:
             try:
                 await self.tier.refresh()
             except TryAgain:
@@ -196,6 +196,12 @@ class Crossing:
         if step is None and damage is not None and at >= self.local.next_offset:
             self._tell(damage)
             raise damage
+        end = max(self.local.next_offset, self.tier.extent(self.place.part).end)
+        if gone is None and self._delivered is None and at > end:
+            raise NotOffloaded(
+                f"stream {self.tier.stream!r} ends at offset {end}, in the source and on the tier; {at} is "
+                "beyond"
+            )
         self._refuse_cut(step)
 
     def _refuse_cut(self, step: SkipTo | None) -> None:
@@ -228,7 +234,7 @@ class Crossing:
         until = step.until
         if self._target is not None and self._target.part == self.place.part:
             until = min(until, self._target.offset)
-        if step.side is Side.LOCAL:
+        if step.side is ReadSide.LOCAL:
             return self.local.windows(self.place.offset, until)
         return self._tier_windows(until)
 
@@ -250,7 +256,7 @@ class Crossing:
         if last is not None and last.is_local and await self.tier.check_holds(self.place.part, last.chunk):
             self._delivered = replace(last, is_local=False)
 
-    def _batches(self, window: Window, side: Side) -> Iterator[Messages]:
+    def _batches(self, window: Window, side: ReadSide) -> Iterator[Messages]:
         """Yield the messages of a window that were not delivered yet."""
         if self._is_behind_hole:
             self._check_epoch(window)
@@ -263,9 +269,9 @@ class Crossing:
             self.records[side] += len(batch.bodies)
             yield batch
 
-    def _pass(self, window: Window, side: Side) -> None:
+    def _pass(self, window: Window, side: ReadSide) -> None:
         """Note that all of a window was delivered."""
-        last, is_local = window.rows[-1], side is Side.LOCAL
+        last, is_local = window.rows[-1], side is ReadSide.LOCAL
         begin = int(last["position"]) - int(window.rows["position"][0])
         size = CHUNK_HEADER.size_bytes
         if is_local and self.local.compares_records:
@@ -323,7 +329,7 @@ class Crossing:
         has = [part for part in later if part.manifest.first_offset < part.manifest.next_offset]
         entered = (has or later)[0]
         number, first = entered.part, entered.manifest.first_offset
-        if Side.LOCAL in self.sides and number == self.tier.newest:
+        if ReadSide.LOCAL in self.sides and number == self.tier.newest:
             await self.local.look(None)  # it may have what was trimmed from the tier
             begin = self.local.extent.from_(0)
             first = first if begin is None else min(first, begin)
@@ -345,9 +351,9 @@ class Crossing:
         """Wait until one side has something new, or may have."""
         await self.local.aclose()
         tasks = list[asyncio.Task[None]]()
-        if Side.LOCAL in self.sides:
+        if ReadSide.LOCAL in self.sides:
             tasks.append(asyncio.create_task(self._local_news()))
-        if Side.TIER in self.sides:
+        if ReadSide.TIER in self.sides:
             tasks.append(asyncio.create_task(self._tier_news(watch)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -381,6 +387,6 @@ class Crossing:
                 if await self.tier.open():
                     return
             except TryAgain:
-                if Side.LOCAL not in self.sides:
+                if ReadSide.LOCAL not in self.sides:
                     raise
                 await self.env.sleep(SECONDS_MAX)

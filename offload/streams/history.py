@@ -137,7 +137,7 @@ async def check_chunk(stream: str, raw: bytes, snapshot: Snapshot, *, held_by: s
     committed = ChunkHeader.decode(raw, where=f"last chunk of stream {stream!r}")
     offset = committed.offset
     if offset < snapshot.first_offset:
-        within = f"within the {held_by}'s last chunk, which is at offset {offset}"
+        within = f"within the tier's last chunk, which is at offset {offset}"
         raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}", kind=Divergence.FORK)
     theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)
     if theirs is not None:

@@ -23,7 +23,7 @@ Invariants: offsets ascend in a part, each is delivered once, and every offset t
 all that is delivered of a part belongs to one history (`local_side`, `tier_side`), or else `Diverged` is
 raised; a read that ends leaves no file open and no task behind.
 
-What the source has counts as the newest part of the stream. docs/adr/0032-tiered-reader.md has the reasons.
+What the source has counts as the newest part of the stream. docs/adr/0030-tiered-reader.md has the reasons.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from offload.contracts.source import SourceStream
 from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError, TryAgain
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
-from offload.streams.choice import NOTHING, ReadPriority, Side
-from offload.streams.crossing import Crossing, Waiting
+from offload.streams.choice import NOTHING, ReadPriority, ReadSide
+from offload.streams.crossing import Crossing, Following
 from offload.streams.joined import part_numbered
 from offload.streams.local_side import TRIES, Believed, LocalSide
 from offload.streams.reader import IN_FLIGHT, Messages, StreamReader, warn_of_skips
@@ -49,7 +49,7 @@ from offload.streams.watch import StreamWatch
 __all__ = ["TieredReader"]
 
 
-HOLD_BACK_SECONDS: Final = 0.5
+READ_HOLD_BACK_SECONDS: Final = 0.5
 
 
 class TieredReader:
@@ -71,7 +71,7 @@ class TieredReader:
     ) -> None:
         """Use `open`."""
         self.source, self.priority, self.emit = source, priority, emit
-        self.records: Final = {Side.LOCAL: 0, Side.TIER: 0}
+        self.records: Final = {ReadSide.LOCAL: 0, ReadSide.TIER: 0}
         """How many messages were delivered from each side."""
         self._tier, self._env = tier, env
         self._believed = Believed(source, hold_back_seconds, env)
@@ -84,7 +84,7 @@ class TieredReader:
         *,
         stream: str = "",
         priority: ReadPriority = ReadPriority.LOCAL_FIRST,
-        hold_back_seconds: float = HOLD_BACK_SECONDS,
+        hold_back_seconds: float = READ_HOLD_BACK_SECONDS,
         in_flight: int = IN_FLIGHT,
         env: Env | None = None,
         emit: Callable[[Event], None] = warn_of_skips,
@@ -96,7 +96,7 @@ class TieredReader:
         `NotOffloaded` if only the tier is read and does not have it.
         """
         tier = TierSide(catalogue, stream or source.name, in_flight=in_flight, emit=emit)
-        if Side.TIER in priority.sides and not await tier.open() and Side.LOCAL not in priority.sides:
+        if ReadSide.TIER in priority.sides and not await tier.open() and ReadSide.LOCAL not in priority.sides:
             assert tier.absent is not None
             raise tier.absent
         return cls(
@@ -120,7 +120,7 @@ class TieredReader:
 
     async def refresh(self) -> bool:
         """Take the newest state of the tier. Return True if it is newer. See `StreamReader.refresh`."""
-        return Side.TIER in self.priority.sides and await self._tier.refresh()
+        return ReadSide.TIER in self.priority.sides and await self._tier.refresh()
 
     async def place_of(self, position: Position, *, part: int | None = None) -> PartOffset:
         """Return the place at which reading from a position begins. `joined` has the rules for parts.
@@ -133,7 +133,7 @@ class TieredReader:
             return PartOffset(part, await part_numbered(self.parts, part).offset_here(position))
         on_tier = await self._place_on_tier(position, part)
         is_before = on_tier is not None and on_tier.part != newest and position is not AtEdge.LAST
-        if on_tier is not None and (is_before or Side.LOCAL not in self.priority.sides):
+        if on_tier is not None and (is_before or ReadSide.LOCAL not in self.priority.sides):
             return on_tier
         async with aclosing(self._local_side()) as local:
             found = await self._offset_in_source(position, on_tier, local)
@@ -166,13 +166,15 @@ class TieredReader:
         `watch` and `caught_up` are as for `StreamReader.follow`.
         """
         return self._read(
-            start, Waiting(watch or StreamWatch(self._tier.catalogue, env=self._env), caught_up)
+            start, Following(watch or StreamWatch(self._tier.catalogue, env=self._env), caught_up)
         )
 
-    async def _read(self, start: int | PartOffset, waiting: Waiting | None) -> AsyncGenerator[Messages, None]:
+    async def _read(
+        self, start: int | PartOffset, waiting: Following | None
+    ) -> AsyncGenerator[Messages, None]:
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         crossing = Crossing(
-            place=place if Side.TIER in self.priority.sides else PartOffset(1, place.offset),
+            place=place if ReadSide.TIER in self.priority.sides else PartOffset(1, place.offset),
             tier=self._tier,
             local=self._local_side(),
             sides=self.priority.sides,
@@ -194,7 +196,7 @@ class TieredReader:
         if reader is None:
             return None
         parts = reader.parts if part is None else reader.parts[-1:]
-        if Side.LOCAL in self.priority.sides and isinstance(position, AtOffset):
+        if ReadSide.LOCAL in self.priority.sides and isinstance(position, AtOffset):
             offset = position.offset
             if all(each.manifest.next_offset < offset for each in parts):
                 return None

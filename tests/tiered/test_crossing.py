@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from campaign import CAMPAIGN
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from two_sides import World
 
-from offload import Corrupt, Diverged, ReadPriority
-from offload.streams.choice import Side
+from offload import Corrupt, Diverged, NotOffloaded, ReadPriority
+from offload.streams.choice import ReadSide
 
 Step = tuple[str, int]
 
@@ -106,11 +105,18 @@ async def judge_the_end(world: World) -> None:
             assert not is_one_history or lost, "there is one history"
             return
         case Corrupt():
-            assert disk.damaged and Side.LOCAL in sides, world.error
+            assert disk.damaged, world.error
+            return
+        case NotOffloaded():
+            assert world.place > max(disk.next_offset, tier_end), world.error
             return
         case None:
-            ends = [disk.next_offset] if Side.LOCAL in sides and (is_one_history or sides == (Side.LOCAL,)) else []
-            ends += [tier_end] if Side.TIER in sides else []
+            ends = (
+                [disk.next_offset]
+                if ReadSide.LOCAL in sides and (is_one_history or sides == (ReadSide.LOCAL,))
+                else []
+            )
+            ends += [tier_end] if ReadSide.TIER in sides else []
             assert world.place == max(ends), f"the reader is at {world.place}, and the ends are {ends}"
         case error:
             raise error

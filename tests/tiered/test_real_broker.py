@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from campaign import campaign
 from command_line import PROGRAM
-from rstream import AMQPMessage, Producer
+from rstream import Producer
 from servers.rabbitmq import RECIPE, Broker, rabbitmq
 from servers.scratch import scratch_folder
 from servers.session import REQUIRED
 
-from offload import Dispatcher, FollowRules, LedgerOffloader, Retention, Session, TierOptions, sweep, trim
+from offload import Dispatcher, FollowRules, LedgerOffloader, Session, TierOptions
 from offload.session import as_offloader
 
 pytestmark = campaign("a source in memory and folders of recorded files have the same claims")
@@ -55,7 +55,9 @@ async def publish(broker: Broker, stream: str, *, begin: int, end: int) -> None:
     """Publish messages, about 1,500 in a second."""
     async with Producer("127.0.0.1", port=broker.stream_port, username="guest", password="guest") as producer:
         for number in range(begin, end, 50):
-            await producer.send_batch(stream, [body_of(each) for each in range(number, min(number + 50, end))])
+            await producer.send_batch(
+                stream, [body_of(each) for each in range(number, min(number + 50, end))]
+            )
             await asyncio.sleep(0.03)
 
 
@@ -115,7 +117,16 @@ def test_every_message_is_read_once_while_the_broker_writes_and_deletes(
                 await asyncio.sleep(3)
                 publishing = asyncio.create_task(publish(broker, stream, begin=MESSAGES // 2, end=MESSAGES))
                 followed = asyncio.create_task(
-                    read(broker, tmp_path / "tier", folder, "--priority", priority, "--follow", "--limit", str(MESSAGES))
+                    read(
+                        broker,
+                        tmp_path / "tier",
+                        folder,
+                        "--priority",
+                        priority,
+                        "--follow",
+                        "--limit",
+                        str(MESSAGES),
+                    )
                 )
                 await asyncio.sleep(1)
                 found, said = await read(broker, tmp_path / "tier", folder, "--priority", priority)

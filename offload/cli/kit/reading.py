@@ -16,13 +16,13 @@ from offload.contracts.source import SourceStream
 from offload.errors import Misuse, NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
 from offload.model.quantities import seconds_from
-from offload.streams.choice import ReadPriority, Side
+from offload.streams.choice import ReadPriority, ReadSide
 from offload.streams.joined import part_numbered
 from offload.streams.reader import StreamReader, reason_of
 from offload.streams.tiered import TieredReader
 from offload.streams.vouched import VouchedSource
 
-Reader: TypeAlias = StreamReader | TieredReader
+AnyReader: TypeAlias = StreamReader | TieredReader
 
 BROKER_USER: Final = "OFFLOAD_BROKER_USER"
 BROKER_PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
@@ -69,7 +69,7 @@ class Beside:
 
 async def open_reader(
     state: CommandContext, catalogue: Catalogue, stream: str, beside: Beside | None, *, in_flight: int
-) -> Reader:
+) -> AnyReader:
     """Return the reader of a stream, which prints a note for each offset that it leaves out."""
     emit = _listener(state.plugins.emit)
     if beside is None:
@@ -86,7 +86,7 @@ async def open_reader(
     )
 
 
-async def place_in(reader: Reader, position: Position, part: int | None) -> PartOffset:
+async def place_in(reader: AnyReader, position: Position, part: int | None) -> PartOffset:
     """Return the place at which reading begins. Print a note if it is not where the position asks for."""
     if part is None:
         place = await reader.place_of(position)
@@ -103,16 +103,16 @@ async def place_in(reader: Reader, position: Position, part: int | None) -> Part
     return place
 
 
-def print_sides(reader: Reader) -> None:
+def print_sides(reader: AnyReader) -> None:
     """Print a note on how many messages came from the source and how many from the tier."""
     if isinstance(reader, TieredReader):
-        local, tier = reader.records[Side.LOCAL], reader.records[Side.TIER]
+        local, tier = reader.records[ReadSide.LOCAL], reader.records[ReadSide.TIER]
         print_note(
             f"{counted(local, 'message')} came from the source, {counted(tier, 'message')} from the tier"
         )
 
 
-async def _beyond(reader: Reader, position: AtTime, place: PartOffset) -> str | None:
+async def _beyond(reader: AnyReader, position: AtTime, place: PartOffset) -> str | None:
     """Return the reason why nothing is printed, if the time is beyond the end."""
     nothing = f"nothing to read from {iso_of(position.timestamp_ms)}"
     if isinstance(reader, TieredReader):
