@@ -21,12 +21,11 @@ from offload.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadE
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.model.part import StreamPart
 from offload.model.position import PartOffset
+from offload.streams.batches import Messages, Window, messages_of
 from offload.streams.choice import Extent, Read, ReadSide, SkipTo, next_step
 from offload.streams.local_side import ADVICE, Delivered, LocalSide
-from offload.streams.reader import Messages, messages_of
 from offload.streams.tier_side import TierSide
 from offload.streams.watch import SECONDS_MAX, SECONDS_MIN, StreamWatch
-from offload.streams.windows import Window
 
 LOOK_SECONDS_MIN: Final = 0.05
 LOOK_SECONDS_MAX: Final = 1.0

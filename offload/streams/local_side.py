@@ -27,10 +27,10 @@ from offload.formats.chunk_check import check_source
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.position import Position
 from offload.streams.arrivals import Arrivals, vouched_end
+from offload.streams.batches import Window
 from offload.streams.choice import NOTHING, Extent, Failure
 from offload.streams.history import check_chunk
 from offload.streams.tier_side import TierSide
-from offload.streams.windows import Window
 
 TRIES: Final = 3
 """How often a read begins again with a new snapshot before the source counts as gone for now."""

@@ -18,21 +18,29 @@ from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
+from offload.streams.batches import Window
+from offload.streams.block_cache import BlockCache
 from offload.streams.choice import NOTHING, Extent, Failure
 from offload.streams.history import check_chunk, last_chunk, reaches
 from offload.streams.joined import part_numbered
 from offload.streams.parts import check_empty
 from offload.streams.reader import StreamReader
-from offload.streams.windows import Window
 
 
 class TierSide:
     """The parts of a stream on a tier, or none while the tier does not have the stream."""
 
     def __init__(
-        self, catalogue: Catalogue, stream: str, *, in_flight: int, emit: Callable[[Event], None]
+        self,
+        catalogue: Catalogue,
+        stream: str,
+        *,
+        in_flight: int,
+        emit: Callable[[Event], None],
+        cache: BlockCache | None = None,
     ) -> None:
         self.stream, self.catalogue, self._in_flight, self._emit = stream, catalogue, in_flight, emit
+        self._cache = cache
         self.reader: StreamReader | None = None
         """The reader of all parts. None if the tier does not have the stream yet."""
         self.absent: NotOffloaded | None = None
@@ -45,7 +53,7 @@ class TierSide:
         """Look whether the tier has the stream by now. Raises `StreamDeleted` if it was deleted."""
         try:
             self.reader = await StreamReader.open(
-                self.catalogue, self.stream, in_flight=self._in_flight, emit=self._tell
+                self.catalogue, self.stream, in_flight=self._in_flight, emit=self._tell, cache=self._cache
             )
         except StreamDeleted:
             raise

@@ -38,11 +38,13 @@ from offload.contracts.source import SourceStream
 from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError, TryAgain
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
+from offload.streams.batches import Messages
+from offload.streams.block_cache import BlockCache
 from offload.streams.choice import NOTHING, ReadPriority, ReadSide
 from offload.streams.crossing import Crossing, Following
 from offload.streams.joined import part_numbered
 from offload.streams.local_side import TRIES, Believed, LocalSide
-from offload.streams.reader import IN_FLIGHT, Messages, StreamReader, warn_of_skips
+from offload.streams.reader import IN_FLIGHT, StreamReader, warn_of_skips
 from offload.streams.tier_side import TierSide
 from offload.streams.watch import StreamWatch
 
@@ -86,16 +88,18 @@ class TieredReader:
         priority: ReadPriority = ReadPriority.LOCAL_FIRST,
         hold_back_seconds: float = READ_HOLD_BACK_SECONDS,
         in_flight: int = IN_FLIGHT,
+        cache: BlockCache | None = None,
         env: Env | None = None,
         emit: Callable[[Event], None] = warn_of_skips,
     ) -> TieredReader:
         """Return a reader of the newest states. `stream` is the name on the tier, by default the source's.
 
         Data counts when the broker vouches for it, or else after `hold_back_seconds` in the source. The tier
-        need not have the stream yet. Raises `StreamDeleted` if the stream was deleted on the tier, and
-        `NotOffloaded` if only the tier is read and does not have it.
+        need not have the stream yet. `in_flight` and `cache` are as for `StreamReader.open`. Raises
+        `StreamDeleted` if the stream was deleted on the tier, and `NotOffloaded` if only the tier is read and
+        does not have it.
         """
-        tier = TierSide(catalogue, stream or source.name, in_flight=in_flight, emit=emit)
+        tier = TierSide(catalogue, stream or source.name, in_flight=in_flight, emit=emit, cache=cache)
         if ReadSide.TIER in priority.sides and not await tier.open() and ReadSide.LOCAL not in priority.sides:
             assert tier.absent is not None
             raise tier.absent

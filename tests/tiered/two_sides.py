@@ -34,8 +34,8 @@ from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import PartOffset
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.streams.batches import Messages
 from offload.streams.choice import ReadSide
-from offload.streams.reader import Messages
 from offload.streams.watch import StreamWatch
 
 STREAM: Final = "orders"
