@@ -130,6 +130,8 @@ class Disk(SourceStream):
 
     def cut(self, keep: int) -> bool:
         """Cut the log, as a new leader does, down to a chunk that ends at `keep` or behind it."""
+        if not self.segments[-1].chunks and len(self.segments) > 1:
+            self.segments.pop()
         chunks = self.segments[-1].chunks
         was_cut = False
         while len(chunks) > 1 or (chunks and len(self.segments) > 1):
@@ -216,7 +218,9 @@ class World:
     """The error that ended the reading."""
     has_ended: bool = False
 
-    _reader: TieredReader | None = None
+    reader: TieredReader | None = None
+    part: int = 1
+    """The part of the last batch."""
     _batches: AsyncGenerator[Messages, None] | None = None
     _waiting: asyncio.Task[Messages] | None = None
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -235,16 +239,22 @@ class World:
         clock = self.clock
 
         async def sleep(seconds: float) -> None:
-            end = clock.now + seconds
-            self._asleep += 1
+            end, counts = clock.now + seconds, not self._is_beside()
+            self._asleep += counts
             try:
                 while clock.now < end:
                     await self._turn.wait()
                     await asyncio.sleep(0)
             finally:
-                self._asleep -= 1
+                self._asleep -= counts
 
         return Env(monotonic=lambda: clock.now, sleep=sleep, random=lambda: 0.5)
+
+    def _is_beside(self) -> bool:
+        """Return whether the task that runs looks at the tier, beside a reader that may be busy."""
+        task = asyncio.current_task()
+        name = "" if task is None else getattr(task.get_coro(), "__name__", "")
+        return name in ("_tier_news", "_look") and ReadSide.LOCAL in self.priority.sides
 
     async def copy(self) -> OffloadError | None:
         """Bring the tier up to date. Return the error of the copy."""
@@ -274,7 +284,7 @@ class World:
 
     async def open(self, *, follow: bool = True) -> None:
         """Begin to read at the place that was reached."""
-        self._reader = await TieredReader.open(
+        self.reader = await TieredReader.open(
             self.disk,
             self.tier,
             priority=self.priority,
@@ -287,9 +297,9 @@ class World:
         if follow:
             watch = StreamWatch(self.tier, env=self.env)
             start = PartOffset(1, self.place)
-            self._batches = self._reader.follow(start, watch=watch)
+            self._batches = self.reader.follow(start, watch=watch)
         else:
-            self._batches = self._reader.messages(PartOffset(1, self.place))
+            self._batches = self.reader.messages(PartOffset(1, self.place))
 
     async def turn(self, seconds: float) -> None:
         """Let time pass for everybody who sleeps."""
@@ -357,7 +367,7 @@ class World:
             and (last is None or log[last[0] : last[0] + len(last[1])] == last[1])
             for log in (*self.disk.former, self.disk.bodies)
         ), f"{batch.bodies} does not continue {last}"
-        self.place, self._last = end, (begin, batch.bodies)
+        self.place, self._last, self.part = end, (begin, batch.bodies), batch.part
         self.delivered += zip(range(begin, end), batch.bodies, strict=True)
 
     def _judge_skips(self, committed: CommittedStream | None) -> None:

@@ -20,7 +20,7 @@ from offload.env import Env
 from offload.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadError, TryAgain
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.model.part import StreamPart
-from offload.model.position import PartOffset
+from offload.model.position import OFFSET_MAX, PartOffset
 from offload.streams.batches import Messages, Window, messages_of
 from offload.streams.choice import Extent, Read, ReadSide, SkipTo, next_step
 from offload.streams.local_side import ADVICE, Delivered, LocalSide
@@ -65,14 +65,29 @@ class Crossing:
     _is_behind_hole: bool = False
     _idle: int = 0
     """How many waits there were since the last message."""
+    _news: asyncio.Task[None] | None = None
+    """The wait for news of the tier. It goes on while messages are delivered."""
     _told: list[OffloadError] = field(default_factory=list)
     """The damage that was reported."""
 
     async def run(self) -> AsyncGenerator[Messages, None]:
         """Yield the messages. Close it."""
+        try:
+            async with aclosing(self._run()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            news, self._news = self._news, None
+            if news is not None:
+                news.cancel()
+                await asyncio.gather(news, return_exceptions=True)
+
+    async def _run(self) -> AsyncGenerator[Messages, None]:
         async with aclosing(self.local):
             if self.waiting is None:
-                await self._aim()
+                if ReadSide.LOCAL in self.sides:
+                    await self.local.look(None)
+                self._aim()
             while not self._is_done:
                 try:
                     step = await self._next_step()
@@ -107,13 +122,13 @@ class Crossing:
     def _reads_source(self) -> bool:
         return ReadSide.LOCAL in self.sides and self._is_newest
 
-    async def _aim(self) -> None:
-        """Decide where this read ends."""
+    def _aim(self) -> None:
+        """Decide where a read ends that does not wait: with what both sides have at the first look."""
         newest = self.tier.newest
-        end = self.tier.extent(newest).end
-        if ReadSide.LOCAL in self.sides:
-            await self.local.look(None)
-            end = max(end, self.local.next_offset)
+        if ReadSide.LOCAL in self.sides and self.local.error is not None:
+            end = OFFSET_MAX  # decided when the source is back
+        else:
+            end = max(self.tier.extent(newest).end, self.local.next_offset)
         self._target = PartOffset(newest, end)
 
     # What to do next.
@@ -148,6 +163,8 @@ class Crossing:
         if self.sides[0] is ReadSide.TIER and on_tier.from_(at) == at:
             return [(ReadSide.TIER, on_tier)]  # the source is not asked while nothing of it is needed
         await self.local.look(self._delivered)
+        if self._target is not None and self._target.offset == OFFSET_MAX:
+            self._aim()
         found = {ReadSide.LOCAL: self.local.extent, ReadSide.TIER: on_tier}
         return [(side, found[side]) for side in self.sides]
 
@@ -349,19 +366,26 @@ class Crossing:
     async def _wait(self, watch: StreamWatch) -> None:
         """Wait until one side has something new, or may have."""
         await self.local.aclose()
-        tasks = list[asyncio.Task[None]]()
-        if ReadSide.LOCAL in self.sides:
-            tasks.append(asyncio.create_task(self._local_news()))
-        if ReadSide.TIER in self.sides:
-            tasks.append(asyncio.create_task(self._tier_news(watch)))
+        if ReadSide.TIER in self.sides and self._news is None:
+            self._news = asyncio.create_task(self._tier_news(watch))
+        local = asyncio.create_task(self._local_news()) if ReadSide.LOCAL in self.sides else None
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            waits = [task for task in (local, self._news) if task is not None]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+            if local is not None:
+                local.cancel()
+                await asyncio.gather(local, return_exceptions=True)
+        if local is not None and not local.cancelled():
+            local.result()
+        if self._news is not None and self._news.done():
+            news, self._news = self._news, None
+            news.result()
+            try:
+                await self.tier.refresh()
+            except TryAgain:
+                if local is None:
+                    raise
 
     async def _local_news(self) -> None:
         while True:
@@ -375,17 +399,16 @@ class Crossing:
                 return
 
     async def _tier_news(self, watch: StreamWatch) -> None:
-        while True:
+        """Wait until the tier has something new. Raises `StreamDeleted`."""
+        # It goes on while messages of the source are delivered. Otherwise each of them would begin another
+        # wait, and each wait begins with a look at the tier.
+        while (known := self.tier.manifest) is not None:
             try:
-                known = self.tier.manifest
-                if known is not None:
-                    await watch.news(StreamPart(self.tier.stream, self.tier.newest), known)
-                    await self.tier.refresh()
-                    return
-                await self.env.sleep(SECONDS_MAX)
-                if await self.tier.open():
-                    return
+                await watch.news(StreamPart(self.tier.stream, self.tier.newest), known)
             except TryAgain:
                 if ReadSide.LOCAL not in self.sides:
                     raise
                 await self.env.sleep(SECONDS_MAX)
+            else:
+                return
+        await self.env.sleep(SECONDS_MAX)  # then the caller looks whether the tier has the stream

@@ -1,8 +1,8 @@
 """The disk of a reader that also has a tier: one snapshot at a time, compared before anything of it is read.
 
 A snapshot is taken when the source's mark has changed, and closed when it was read to its end, or when the
-tier is read instead. Between two windows at most one file of the source is open: that of the ledger which is
-being read. A reader that waits for new data holds none.
+tier is read instead. Between two windows at most two files of the source are open: that of the ledger which
+is being read, and that of the ledger with the tier's last chunk. A reader that waits for new data holds none.
 
 Invariants: what is delivered was checked as a tier checks what it stores, and is vouched for (`arrivals`); a
 snapshot is read only if it has the last chunk that was delivered, as far as it reaches back to it, and the

@@ -1,0 +1,488 @@
+"""Readers of a disk and a tier at each edge: hand-overs, damage, outages, places, parts, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from two_sides import HOLD_BACK, STREAM, Disk, OneStream, World
+
+from offload import (
+    AtEdge,
+    AtOffset,
+    AtTime,
+    Corrupt,
+    Diverged,
+    NotOffloaded,
+    ObjectStoreOffloader,
+    ReadPriority,
+    StreamDeleted,
+    TieredReader,
+    TryAgain,
+    delete_stream,
+    sync,
+)
+from offload.model.position import PartOffset, Position
+from offload.store.faults import Fault, Rule
+from offload.store.memory import MemoryStore
+from offload.streams.choice import ReadSide
+from offload.streams.reader import Messages
+
+LOCAL_FIRST, TIER_FIRST = ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST
+LOCAL_ONLY, TIER_ONLY = ReadPriority.LOCAL_ONLY, ReadPriority.TIER_ONLY
+BOTH = pytest.mark.parametrize("priority", [LOCAL_FIRST, TIER_FIRST])
+
+
+def run(scenario: Callable[[World], Awaitable[None]], priority: ReadPriority = LOCAL_FIRST) -> None:
+    async def main() -> None:
+        world = World(priority=priority)
+        async with asyncio.timeout(60):
+            await scenario(world)
+            await world.close()
+
+    asyncio.run(main())
+
+
+async def filled(world: World, *, segments: int = 3, on_tier: int = 2) -> None:
+    """Fill the disk with segments of ten records in two chunks. The tier has the oldest of them."""
+    for number in range(segments):
+        for _ in range(2):
+            world.disk.append(5)
+        world.disk.roll()
+        if number + 1 == on_tier:
+            await world.copy()
+
+
+async def read_all(world: World) -> list[int]:
+    """Read from the world's place to the end, by a read that ends. Return the offsets."""
+    await world.open(follow=False)
+    before = len(world.delivered)
+    await world.read(1000)
+    return [offset for offset, _ in world.delivered[before:]]
+
+
+def counts(world: World) -> tuple[int, int]:
+    """Return the numbers of messages from the disk and from the tier."""
+    assert world.reader is not None
+    return world.reader.records[ReadSide.LOCAL], world.reader.records[ReadSide.TIER]
+
+
+class TestTheEnd:
+    def test_a_read_ends_with_what_was_there_when_it_began(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open(follow=False)
+            await world.read(1)
+            world.disk.append(5)
+            await world.read(1000)
+            assert world.has_ended
+            assert world.place == 30
+
+        run(scenario)
+
+    def test_what_is_new_waits_for_the_hold_back_and_what_is_on_the_tier_does_not(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            began = world.clock.now
+            await world.open(follow=False)
+            await world.read(4, turns=1)
+            assert (world.place, world.clock.now) == (20, began)
+            await world.read(1000)
+            assert world.place == 30
+            assert world.clock.now - began >= HOLD_BACK
+
+        run(scenario)
+
+    def test_a_broker_that_vouches_for_less_is_believed(self) -> None:
+        class Vouched(Disk):
+            async def vouched(self, snapshot: object) -> int:
+                return 25
+
+        async def scenario(world: World) -> None:
+            world.disk = Vouched()
+            await filled(world)
+            assert await read_all(world) == [*range(25)]
+            assert world.has_ended
+
+        run(scenario)
+
+    def test_the_next_fragment_lands_while_a_reader_is_at_the_end(self) -> None:
+        """It repeats nothing of what the disk had first."""
+
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            assert world.place == 30
+            await world.copy()
+            assert not await world.read(1)
+            world.disk.append(5)
+            await world.copy()
+            await world.read(1000)
+            assert world.place == 35
+
+        run(scenario, TIER_FIRST)
+
+    def test_a_stream_that_is_not_on_the_tier_yet_is_read_and_found_there_later(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=0)
+            await world.open()
+            await world.read(1000)
+            assert world.place == 30
+            await world.copy()
+            world.disk.append(5)
+            await world.copy()
+            world.disk.is_gone = True
+            await world.read(1000)
+            assert world.place == 35
+            assert counts(world) == (30, 5)
+
+        run(scenario)
+
+
+class TestHandOvers:
+    @BOTH
+    def test_files_that_the_broker_deletes_are_read_on_the_tier(self, priority: ReadPriority) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=3)
+            await world.open()
+            await world.read(1)
+            for _ in range(2):
+                world.disk.retain()
+            await world.read(1000)
+            assert world.place == 40
+            assert world.skipped == []
+
+        run(scenario, priority)
+
+    @BOTH
+    def test_a_trim_of_the_tier_leads_to_the_disk(self, priority: ReadPriority) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1)
+            await world.trim(20)
+            await world.read(1000)
+            assert world.place == 30
+            assert world.skipped == []
+
+        run(scenario, priority)
+
+    def test_offsets_that_are_on_neither_side_are_reported_once(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            await world.open()
+            await world.read(2)
+            for _ in range(3):
+                world.disk.retain()
+            world.disk.append(5)
+            await world.read(1000)
+            assert world.skipped == [(10, 30)]
+            assert world.place == 45
+
+        run(scenario, TIER_FIRST)
+
+    def test_an_hour_of_rest_in_a_segment_holds_two_files_and_loses_nothing(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=4)
+            await world.open()
+            await world.read(1)
+            assert world.disk.files_open == 2, "that which is read, and the newest, which was compared"
+            for _ in range(3):
+                world.disk.retain()
+            await world.turn(3600)
+            await world.read(1000)
+            assert world.place == 40
+            assert world.disk.files_open == 0, "a reader that waits holds no file"
+
+        run(scenario)
+
+    def test_readers_that_are_closed_at_once_leave_nothing(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=3)
+            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+            readers = [reader.follow(PartOffset(1, number % 40)) for number in range(50)]
+            waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+            await asyncio.sleep(0.01)
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            await asyncio.gather(*(each.aclose() for each in readers))
+
+        run(scenario)
+
+
+class TestDamage:
+    def test_a_damaged_chunk_on_disk_is_read_on_the_tier_and_reported(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.damaged = {15}
+            assert await read_all(world) == [*range(30)]
+            assert counts(world) == (25, 5)
+            assert [damage.stream for damage in world.damage] == [STREAM]
+
+        run(scenario)
+
+    def test_a_damaged_chunk_that_only_the_disk_has_ends_the_read_behind_the_sound_ones(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.damaged = {25}
+            assert await read_all(world) == [*range(25)]
+            assert isinstance(world.error, Corrupt)
+            assert len(world.damage) == 1
+
+        run(scenario)
+
+    def test_damage_on_the_tier_leads_to_the_disk(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            for key, value in [*world.objects.items()]:
+                if key.endswith(".fragment"):
+                    world.objects[key] = bytes([*value[:60], value[60] ^ 1, *value[61:]])
+            assert await read_all(world) == [*range(30)]
+            assert counts(world)[0] == 30
+            assert len(world.damage) == 1
+
+        run(scenario, TIER_FIRST)
+
+    def test_only_the_disk_is_read_while_the_store_is_down(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1)
+            world.store.rules.append(Rule(Fault.FAIL_BEFORE, "get"))
+            world.store.rules.append(Rule(Fault.FAIL_BEFORE, "list"))
+            world.disk.append(5)
+            await world.read(1000)
+            assert world.place == 35
+
+        run(scenario, TIER_FIRST)
+
+
+class TestOutages:
+    def test_the_tier_goes_on_while_the_source_is_gone_and_at_its_end_it_is_an_error(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.is_gone = True
+            await world.open(follow=False)
+            await world.read(1000)
+            assert world.place == 20
+            assert isinstance(world.error, TryAgain)
+            assert "the source is gone for now" in str(world.error)
+
+        run(scenario)
+
+    def test_a_follower_waits_for_a_source_that_is_gone(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.is_gone = True
+            await world.open()
+            assert not await world.read(1000)
+            assert world.place == 20
+            world.disk.is_gone = False
+            await world.read(1000)
+            assert world.place == 30
+
+        run(scenario)
+
+    def test_a_deleted_stream_ends_the_reader(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            await delete_stream(ObjectStoreOffloader(MemoryStore(objects=world.objects)), STREAM)
+            await world.read(1)
+            assert isinstance(world.error, StreamDeleted)
+
+        run(scenario)
+
+
+class TestHistories:
+    def test_a_source_of_another_history_is_refused_before_its_first_record(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.cut(25)
+            world.disk.append(8)
+            assert await read_all(world) == []
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_cut_below_what_was_delivered_is_an_error_and_no_splice(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            world.disk.cut(25)
+            world.disk.append(15)
+            await world.read(1000)
+            assert world.place == 30
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_source_that_ends_before_the_tier_is_waited_for(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.cut(25)
+            world.disk.epoch = 1
+            await world.open()
+            await world.read(1000)
+            assert counts(world) == (0, 30)
+            world.disk.append(5)
+            world.disk.append(5)
+            await world.read(1000)
+            assert world.place == 35
+            assert counts(world) == (5, 30)
+
+        run(scenario)
+
+
+class TestParts:
+    def test_a_part_that_begins_behind_a_gap_is_read_where_the_disk_was(self) -> None:
+        """The reader had delivered data of the disk behind the gap, before the part began."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            for _ in range(2):
+                world.disk.retain()
+            await world.open()
+            await world.read(1000)
+            assert (world.place, world.skipped) == (40, [(10, 20)])
+            await self.sync(world)
+            world.disk.append(5)
+            await self.sync(world)
+            world.disk.is_gone = True
+            assert await world.read(1)
+            assert (world.place, world.part) == (45, 2)
+
+        run(scenario)
+
+    def test_a_part_with_another_history_is_refused(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            for _ in range(2):
+                world.disk.retain()
+            await world.open()
+            await world.read(1000)
+            world.disk.cut(35)
+            world.disk.append(15)
+            await self.sync(world)
+            await world.read(1000)
+            assert world.place == 40
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    @BOTH
+    def test_all_parts_are_read_in_order(self, priority: ReadPriority) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            for _ in range(2):
+                world.disk.retain()
+            await self.sync(world)
+            world.disk.append(5)
+            assert await read_all(world) == [*range(10), *range(20, 45)]
+            assert world.skipped == [(10, 20)]
+
+        run(scenario, priority)
+
+    @staticmethod
+    async def sync(world: World) -> None:
+        others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+        [report] = [each async for each in sync(OneStream(world.disk), others, new_part=True)]
+        assert report.error is None
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("position", "expected"),
+        [
+            (AtEdge.FIRST, 0),
+            (AtEdge.LAST, 25),
+            (AtEdge.NEXT, 30),
+            (AtOffset(7), 7),
+            (AtOffset(23), 23),
+            (AtOffset(30), 30),
+            (AtTime(0), 0),
+            (AtTime(2), 25),
+            (AtTime(3), 30),
+        ],
+    )
+    @BOTH
+    def test_a_position_is_one_in_both_sides(
+        self, position: Position, expected: int, priority: ReadPriority
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.cut(25)
+            world.disk.append(5)  # of epoch 2, which is its time as well
+            world.disk.retain()
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            assert await reader.place_of(position) == PartOffset(1, expected)
+
+        run(scenario)
+
+    @pytest.mark.parametrize(
+        ("priority", "first"), [(LOCAL_FIRST, 10), (TIER_FIRST, 10), (LOCAL_ONLY, 10), (TIER_ONLY, 20)]
+    )
+    def test_what_was_trimmed_from_the_tier_is_found_on_the_disk(
+        self, priority: ReadPriority, first: int
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=3)
+            world.disk.retain()
+            await world.trim(20)
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            for position in (AtEdge.FIRST, AtOffset(3), AtTime(0)):
+                assert await reader.offset_of(position) == first
+            if priority is not TIER_ONLY:
+                assert await reader.offset_of(AtOffset(15)) == 15
+
+        run(scenario)
+
+    @pytest.mark.parametrize("priority", ReadPriority)
+    def test_an_offset_beyond_both_ends_is_refused(self, priority: ReadPriority) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            with pytest.raises(NotOffloaded, match="31 is beyond"):
+                await anext(reader.messages(31))
+
+        run(scenario)
+
+    @pytest.mark.parametrize(
+        ("priority", "expected"),
+        [(LOCAL_FIRST, (20, 10)), (TIER_FIRST, (10, 20)), (LOCAL_ONLY, (20, 0)), (TIER_ONLY, (0, 20))],
+    )
+    def test_each_priority_reads_its_side(self, priority: ReadPriority, expected: tuple[int, int]) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.retain()
+            world.place = 10 if priority is LOCAL_ONLY else 0
+            await read_all(world)
+            assert counts(world) == expected
+
+        run(scenario, priority)
+
+    def test_the_tier_is_sent_nothing_by_a_reader_of_the_disk_alone(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.store.calls.clear()
+            assert await read_all(world) == [*range(30)]
+            assert world.store.calls == []
+
+        run(scenario, LOCAL_ONLY)
+
+
+def test_messages_have_the_shape_that_a_reader_of_a_tier_gives_them() -> None:
+    async def scenario(world: World) -> None:
+        await filled(world)
+        reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+        batches = reader.messages(3)
+        expected = Messages(3, 1, [b"3 in 1", b"4 in 1"], 1)
+        assert await anext(batches) == expected
+        await batches.aclose()
+
+    run(scenario)
