@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,6 +65,9 @@ class SegmentHandle(MemoryHandle):
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Open the file, and read it."""
+        if (act := self._disk.before_read) is not None:
+            self._disk.before_read = None
+            await act()
         if not self._is_open:
             if self._segment.is_deleted:
                 raise TryAgain("the broker removed it meanwhile")
@@ -101,6 +104,8 @@ class Disk(SourceStream):
     epoch: int = 1
     damaged: set[int] = field(default_factory=set)
     """The offsets of chunks whose bytes are wrong."""
+    before_read: Callable[[], Awaitable[None]] | None = None
+    """Called once, before the next read of a file."""
     is_gone: bool = False
     files_open: int = 0
     snapshots: int = 0

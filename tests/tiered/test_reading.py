@@ -183,6 +183,52 @@ class TestHandOvers:
 
         run(scenario, TIER_FIRST)
 
+    @BOTH
+    def test_what_was_copied_and_deleted_at_the_moment_of_a_read_is_not_skipped(
+        self, priority: ReadPriority
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            await world.open()
+            if priority is LOCAL_FIRST:
+                world.disk.retain()  # so that it begins on the tier
+            await world.read(2)
+
+            async def act() -> None:
+                await world.copy()
+                for _ in range(2):
+                    world.disk.retain()
+
+            world.disk.before_read = act
+            await world.read(1000)
+            assert world.skipped == []
+            assert world.place == 40
+
+        run(scenario, priority)
+
+    def test_the_tier_is_looked_at_again_before_the_disk_is_read_behind_it(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open(follow=False)
+            await world.copy()
+            await world.read(1000)
+            assert counts(world) == (0, 30)
+
+        run(scenario, TIER_FIRST)
+
+    def test_no_file_is_held_while_the_tier_is_read(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.damaged = {5}
+            await world.open()
+            await world.read(1)
+            assert world.disk.files_open > 0
+            await world.read(1)
+            assert counts(world) == (5, 5)
+            assert world.disk.files_open == 0
+
+        run(scenario)
+
     def test_an_hour_of_rest_in_a_segment_holds_two_files_and_loses_nothing(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, segments=4, on_tier=4)
@@ -316,6 +362,23 @@ class TestHistories:
             await world.read(1000)
             world.disk.cut(25)
             world.disk.append(15)
+            await world.read(1000)
+            assert world.place == 30
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_tier_with_another_history_than_what_was_delivered_is_refused(self) -> None:
+        """The source is gone, so only the tier can show it."""
+
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            world.disk.cut(25)
+            world.disk.append(15)
+            await world.copy()
+            world.disk.is_gone = True
             await world.read(1000)
             assert world.place == 30
             assert isinstance(world.error, Diverged)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from servers.rabbitmq import RECIPE, Broker, rabbitmq
 from servers.scratch import scratch_folder
 from servers.session import REQUIRED
 
-from offload import Dispatcher, FollowRules, LedgerOffloader, Session, TierOptions
+from offload import Dispatcher, FollowRules, LedgerOffloader, Retention, Session, TierOptions, trim
 from offload.session import as_offloader
 
 pytestmark = campaign("a source in memory and folders of recorded files have the same claims")
@@ -81,8 +82,13 @@ async def copied(session: Session, broker: Broker, stream: str, tier: LedgerOffl
     await running
 
 
-async def read(broker: Broker, tier: Path, stream: str, *options: str) -> tuple[list[tuple[int, int]], str]:
-    """Run `offload read --source`. Return the offset and the number of each message, and what it said."""
+async def read(
+    broker: Broker, tier: Path, stream: str, *options: str, rest_seconds: float = 0
+) -> tuple[list[tuple[int, int]], str]:
+    """Run `offload read --source`. Return the offset and the number of each message, and what it said.
+
+    Its output is taken after a rest. Until then, it waits behind the first messages.
+    """
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         "read",
@@ -94,21 +100,59 @@ async def read(broker: Broker, tier: Path, stream: str, *options: str) -> tuple[
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    await asyncio.sleep(rest_seconds)
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     lines = (json.loads(line) for line in out.splitlines())
     return [(line["offset"], int(line["value"][:8])) for line in lines], err.decode()
 
 
+async def trim_and_sweep(tier: LedgerOffloader, folder: Path, stream: str, before: int) -> None:
+    """Trim the tier, and remove what it does not name at once, as a sweep does a day later."""
+    await trim(tier, stream, Retention(before_offset=before))
+    view = await tier.view(stream)
+    named = {view.name_of(rows[row : row + 1]) async for rows in view.walk() for row in range(len(rows))}
+    for path in (folder / stream).rglob("*.fragment"):
+        if str(path.relative_to(folder)) not in named:
+            path.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("priority", ["local-first", "tier-first"])
-@pytest.mark.parametrize("is_trimmed", [False, True], ids=["kept", "trimmed"])
 def test_every_message_is_read_once_while_the_broker_writes_and_deletes(
-    priority: str, is_trimmed: bool, broker: Broker, tmp_path: Path
+    priority: str, broker: Broker, tmp_path: Path
 ) -> None:
     """From the first on the tier to the newest, and with --follow up to the last that is published."""
 
     async def scenario() -> None:
-        stream = f"{priority}-{is_trimmed}"
+        folder = await declare(broker, priority)
+        async with Session() as session:
+            tier = as_offloader(session.tier(str(tmp_path / "tier"), options=TierOptions()))
+            async with copied(session, broker, folder, tier):
+                await publish(broker, priority, begin=1, end=MESSAGES // 2)
+                await asyncio.sleep(3)
+                publishing = asyncio.create_task(publish(broker, priority, begin=MESSAGES // 2, end=MESSAGES))
+                following = ("--priority", priority, "--follow", "--limit", str(MESSAGES))
+                followed = asyncio.create_task(read(broker, tmp_path / "tier", folder, *following))
+                await asyncio.sleep(1)
+                found, said = await read(broker, tmp_path / "tier", folder, "--priority", priority)
+                assert [number for _, number in found] == list(range(len(found)))
+                assert len(found) > MESSAGES // 2
+                print(said)
+                await publishing
+                found, said = await followed
+                assert [number for _, number in found] == list(range(MESSAGES))
+                print(said, "the broker begins at offset", first_offset(broker, folder))
+                assert first_offset(broker, folder) > MESSAGES // 2, "it has deleted what was read"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("priority", ["local-first", "tier-first"])
+def test_a_trim_under_the_reader_leaves_out_only_what_a_note_names(
+    priority: str, broker: Broker, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        stream = f"trimmed-{priority}"
         folder = await declare(broker, stream)
         async with Session() as session:
             tier = as_offloader(session.tier(str(tmp_path / "tier"), options=TierOptions()))
@@ -116,30 +160,28 @@ def test_every_message_is_read_once_while_the_broker_writes_and_deletes(
                 await publish(broker, stream, begin=1, end=MESSAGES // 2)
                 await asyncio.sleep(3)
                 publishing = asyncio.create_task(publish(broker, stream, begin=MESSAGES // 2, end=MESSAGES))
-                followed = asyncio.create_task(
-                    read(
-                        broker,
-                        tmp_path / "tier",
-                        folder,
-                        "--priority",
-                        priority,
-                        "--follow",
-                        "--limit",
-                        str(MESSAGES),
-                    )
+                following = ("--priority", priority, "--follow", "--to", str(MESSAGES))
+                reading = asyncio.create_task(
+                    read(broker, tmp_path / "tier", folder, *following, rest_seconds=4)
                 )
-                await asyncio.sleep(1)
-                found, said = await read(broker, tmp_path / "tier", folder, "--priority", priority)
-                print(said)
-                numbers = [number for _, number in found]
-                assert numbers == list(range(len(numbers)))
-                assert len(numbers) > MESSAGES // 2
-                await publishing
-                found, said = await followed
-                print(said)
-                assert [number for _, number in found] == list(range(MESSAGES))
-                first = min(int(each.stem) for each in (broker.streams / folder).glob("*.segment"))
-                print("the broker begins at offset", first)
-                assert first > MESSAGES // 2, "the broker has deleted what was read"
+                await asyncio.sleep(2)  # it has begun
+                while not publishing.done():
+                    await asyncio.sleep(0.5)
+                    before = first_offset(broker, folder) + SEGMENT_SIZE_BYTES // BODY_SIZE_BYTES
+                    await trim_and_sweep(tier, tmp_path / "tier", folder, before)
+                found, said = await reading
+        print(said)
+        notes = re.findall(r"offsets \[(\d+), (\d+)\) were trimmed", said)
+        skipped = [at for begin, end in notes for at in range(int(begin), int(end))]
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(offsets)
+        assert sorted(offsets + skipped) == list(range(MESSAGES)), "each is printed once, or named by a note"
+        assert all(offset == number for offset, number in found)
+        assert skipped, "the reader was overtaken"
 
     asyncio.run(scenario())
+
+
+def first_offset(broker: Broker, folder: str) -> int:
+    """Return the first offset of the broker's oldest segment."""
+    return min(int(path.stem) for path in (broker.streams / folder).glob("*.segment"))
