@@ -179,7 +179,15 @@ class Crossing:
                 return False
             case SkipTo():
                 return True
-        return self.waiting is None or (self._reads_source and self.local.damage is not None)
+        if self.waiting is None:
+            return True
+        return self._reads_source and (self.local.damage is not None or self._is_beyond)
+
+    @property
+    def _is_beyond(self) -> bool:
+        """True if the read began at an offset that no side has reached."""
+        end = max(self.local.next_offset, self.tier.extent(self.place.part).end)
+        return self._delivered is None and self.place.offset > end
 
     async def _look_again(self, step: _Step) -> None:
         if ReadSide.TIER in self.sides:
@@ -212,11 +220,10 @@ class Crossing:
         if step is None and damage is not None and at >= self.local.next_offset:
             self._tell(damage)
             raise damage
-        end = max(self.local.next_offset, self.tier.extent(self.place.part).end)
-        if gone is None and self._delivered is None and at > end:
+        if gone is None and self._is_beyond:
             raise NotOffloaded(
-                f"stream {self.tier.stream!r} ends at offset {end}, in the source and on the tier; {at} is "
-                "beyond"
+                f"stream {self.tier.stream!r} ends before offset {at}, where reading began: in the source at "
+                f"{self.local.next_offset}, on the tier at {self.tier.extent(self.place.part).end}"
             )
         self._refuse_cut(step)
 

@@ -223,17 +223,20 @@ class LocalSide:
         self.extent = Extent(snapshot.first_offset, end, self._failure)
 
     async def _continues_tier(self, snapshot: Snapshot, delivered: Delivered | None) -> bool | None:
-        """Return whether a comparison with the tier shows one history; None if the source ends before it."""
+        """Return whether a comparison with the tier shows one history.
+
+        Returns None for a source that ends before the tier and has another history there: it may be a replica
+        that has not cut its tail yet.
+        """
         try:
             return await self.tier.compare(snapshot)
         except Diverged as error:
             if error.kind is not Divergence.BEHIND:
                 raise Diverged(f"{error}; {ADVICE}", kind=error.kind) from error
-            # A replica that lags has nothing that the tier lacks. A log that was cut may have lost records
-            # that were delivered, and that the tier does not have.
+            # A log that was cut may have lost records that were delivered, and that the tier does not have.
             if delivered is not None and delivered.is_local:
                 self._refuse_lost(snapshot, delivered)
-            return None
+            return await self._lags(snapshot)
         except (TryAgain, Corrupt):
             # The store is down, or damaged. What was delivered is proof enough, if it is comparable.
             if delivered is None or not await self._continues(snapshot, delivered, is_on_tier=False):
@@ -259,6 +262,20 @@ class LocalSide:
         except Diverged as error:
             raise Diverged(f"{error}; {ADVICE}", kind=error.kind) from error
         return True
+
+    async def _lags(self, snapshot: Snapshot) -> bool | None:
+        """Compare a source that ends before the tier by the source's last chunk, as `_continues_tier`."""
+        if not snapshot.ledgers:
+            return False
+        last = snapshot.ledgers[-1]
+        try:
+            raw = bytes(await last.read((await last.table())[-1:]))
+            if snapshot.holds is None:
+                raw = raw[: CHUNK_HEADER.size_bytes]  # its epoch and CRC say more than its records
+            is_held = await self.tier.holds(self.tier.newest, raw)
+        except (TryAgain, Corrupt):
+            return None  # the next look may show it
+        return None if is_held is False else is_held is True
 
     def _refuse_lost(self, snapshot: Snapshot, delivered: Delivered) -> None:
         """Raise `Diverged` if records were delivered that neither the source nor the tier has now."""

@@ -145,32 +145,42 @@ class TierSide:
         await check_chunk(committed.stream, raw, snapshot)
         return True
 
-    async def check_holds(self, part: int, chunk: bytes) -> bool:
-        """Raise `Diverged` unless a part has this chunk: its header, or all of it to compare its messages.
+    async def holds(self, part: int, chunk: bytes) -> bool | None:
+        """Return whether a part has this chunk: its header, or all of it to compare its messages.
 
-        Returns False if the part does not reach so far back, or not so far yet.
+        Returns None if nothing shows it, because the part does not reach so far back, or not so far yet.
         """
-        header = ChunkHeader.decode(chunk, where=f"the last chunk that was read of {self.stream!r}")
+        header = ChunkHeader.decode(chunk, where=f"a chunk of {self.stream!r} in the source")
         extent = self.extent(part)
         if extent.end < header.next_offset or extent.first >= header.next_offset:
-            return False
-        is_compared = False
+            return None
+        is_held = None
         windows = self.windows(part, max(header.offset, extent.first), header.next_offset)
         async with aclosing(windows):
             async for window in windows:
                 found = ChunkHeader.decode(bytes(window.data[: CHUNK_HEADER.size_bytes]), where=window.where)
                 if _is_same(found, header):
                     return True
-                if len(chunk) == CHUNK_HEADER.size_bytes or not _agrees(window, chunk, header):
-                    raise Diverged(
-                        f"stream {self.stream!r}: the source and the tier part at or before offset "
-                        f"{header.offset}: records up to offset {header.next_offset} were read from the "
-                        "source, which has lost them since, and the tier has others; read again from an "
-                        "earlier offset",
-                        kind=Divergence.FORK,
-                    )
-                is_compared = True
-        return is_compared
+                is_held = len(chunk) > CHUNK_HEADER.size_bytes and _agrees(window, chunk, header)
+                if not is_held:
+                    break
+        return is_held
+
+    async def check_holds(self, part: int, chunk: bytes) -> bool:
+        """Raise `Diverged` if a part has another chunk than this one, which was delivered.
+
+        Returns False if nothing shows it.
+        """
+        is_held = await self.holds(part, chunk)
+        if is_held is False:
+            header = ChunkHeader.decode(chunk, where="the last chunk that was read")
+            raise Diverged(
+                f"stream {self.stream!r}: the source and the tier part at or before offset {header.offset}: "
+                f"records up to offset {header.next_offset} were read from the source, which has lost them "
+                "since, and the tier has others; read again from an earlier offset",
+                kind=Divergence.FORK,
+            )
+        return is_held is True
 
     async def _last_chunk(self, committed: CommittedStream) -> bytes:
         """Return the last chunk of a part that has fragments."""

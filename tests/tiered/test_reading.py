@@ -385,19 +385,37 @@ class TestHistories:
 
         run(scenario)
 
-    def test_a_source_that_ends_before_the_tier_is_waited_for(self) -> None:
+    def test_a_source_that_ends_before_the_tier_is_read_as_far_as_it_goes(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
             world.disk.cut(25)
             world.disk.epoch = 1
             await world.open()
             await world.read(1000)
-            assert counts(world) == (0, 30)
+            assert counts(world) == (25, 5)
             world.disk.append(5)
             world.disk.append(5)
             await world.read(1000)
-            assert world.place == 35
-            assert counts(world) == (5, 30)
+            assert counts(world) == (30, 5)
+
+        run(scenario)
+
+    def test_a_source_that_ends_before_the_tier_with_another_history_is_left_alone_until_it_has_grown(
+        self,
+    ) -> None:
+        """It may be a replica that has not cut its tail yet."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.cut(20)
+            world.disk.append(5)
+            await world.open()
+            await world.read(1000)
+            assert counts(world) == (0, 30)
+            world.disk.append(8)
+            await world.read(1000)
+            assert world.place == 30
+            assert isinstance(world.error, Diverged)
 
         run(scenario)
 
