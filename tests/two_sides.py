@@ -65,8 +65,9 @@ class SegmentHandle(MemoryHandle):
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Open the file, and read it."""
-        if (act := self._disk.before_read) is not None:
-            self._disk.before_read = None
+        at, act = self._disk.before_read
+        if act is not None and int(rows["offset"][0]) == at:
+            self._disk.before_read = at, None
             await act()
         if not self._is_open:
             if self._segment.is_deleted:
@@ -104,8 +105,10 @@ class Disk(SourceStream):
     epoch: int = 1
     damaged: set[int] = field(default_factory=set)
     """The offsets of chunks whose bytes are wrong."""
-    before_read: Callable[[], Awaitable[None]] | None = None
-    """Called once, before the next read of a file."""
+    before_read: tuple[int, Callable[[], Awaitable[None]] | None] = (0, None)
+    """An offset, and what happens before the next read that begins there."""
+    committed_offset: int | None = None
+    """The end of what the broker vouches for."""
     is_gone: bool = False
     files_open: int = 0
     snapshots: int = 0
@@ -170,6 +173,7 @@ class Disk(SourceStream):
             first_offset=self.first_offset,
             next_offset=self.next_offset,
             epoch=self.epoch,
+            committed_offset=self.committed_offset,
             holds=self._holds if self.recuts else None,
         )
 
@@ -261,10 +265,10 @@ class World:
         name = "" if task is None else getattr(task.get_coro(), "__name__", "")
         return name in ("_tier_news", "_look") and ReadSide.LOCAL in self.priority.sides
 
-    async def copy(self) -> OffloadError | None:
-        """Bring the tier up to date. Return the error of the copy."""
+    async def copy(self, disk: Disk | None = None) -> OffloadError | None:
+        """Bring the tier up to date with the disk, or with another one. Return the error of the copy."""
         others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
-        [report] = [each async for each in sync(OneStream(self.disk), others)]
+        [report] = [each async for each in sync(OneStream(disk or self.disk), others)]
         return report.error
 
     async def committed(self) -> CommittedStream | None:

@@ -153,8 +153,10 @@ def read(
     output = _Output(renderer(how, _decoder(state, decode)))
 
     async def main() -> None:
-        async with state.catalogue(tier, option) as catalogue:
-            reader = await open_reader(state, catalogue, stream, beside, in_flight=at_once)
+        async with (
+            state.catalogue(tier, option) as catalogue,
+            open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
+        ):
             place, until = await place_in(reader, position, part), await _until(reader, end)
             found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
             await _print(found, until, limit, output, reader)

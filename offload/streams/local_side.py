@@ -178,10 +178,8 @@ class LocalSide:
                     data = await ledger.read(wanted)
                     damage = await asyncio.to_thread(_damage, data, wanted, ledger.where)
                     if damage is not None:
-                        sound = wanted[: _row_of(wanted, damage)]
-                        if len(sound):
-                            yield Window(sound, memoryview(data)[: _size(sound)], ledger.where)
-                        self._doubt(wanted[len(sound)], damage)
+                        # The sound chunks before it are read again, up to the end of the extent.
+                        self._doubt(wanted[_row_of(wanted, damage)], damage)
                         return
                     self._tries, self._doubted = 0, None
                     yield Window(wanted, data, ledger.where)
@@ -348,7 +346,3 @@ def _damage(data: bytes | memoryview, rows: ChunkTable, where: str) -> Corrupt |
 def _row_of(rows: ChunkTable, damage: Corrupt) -> int:
     """Return the row of the damaged chunk."""
     return max(int(np.searchsorted(rows["position"], np.uint64(damage.position), side="right")) - 1, 0)
-
-
-def _size(rows: ChunkTable) -> int:
-    return int(rows["size_bytes"].sum())

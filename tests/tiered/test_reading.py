@@ -95,13 +95,9 @@ class TestTheEnd:
         run(scenario)
 
     def test_a_broker_that_vouches_for_less_is_believed(self) -> None:
-        class Vouched(Disk):
-            async def vouched(self, snapshot: object) -> int:
-                return 25
-
         async def scenario(world: World) -> None:
-            world.disk = Vouched()
             await filled(world)
+            world.disk.committed_offset = 25
             assert await read_all(world) == [*range(25)]
             assert world.has_ended
 
@@ -169,6 +165,18 @@ class TestHandOvers:
 
         run(scenario, priority)
 
+    def test_a_trim_within_the_tier_leads_to_the_disk_and_back(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            await world.open()
+            await world.read(1)
+            await world.trim(20)
+            await world.read(1000)
+            assert world.skipped == []
+            assert counts(world) == (10, 20)
+
+        run(scenario, TIER_FIRST)
+
     def test_offsets_that_are_on_neither_side_are_reported_once(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, segments=4, on_tier=1)
@@ -199,7 +207,7 @@ class TestHandOvers:
                 for _ in range(2):
                     world.disk.retain()
 
-            world.disk.before_read = act
+            world.disk.before_read = 10, act
             await world.read(1000)
             assert world.skipped == []
             assert world.place == 40
@@ -209,6 +217,7 @@ class TestHandOvers:
     def test_the_tier_is_looked_at_again_before_the_disk_is_read_behind_it(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world)
+            world.disk.committed_offset = 30
             await world.open(follow=False)
             await world.copy()
             await world.read(1000)
@@ -241,6 +250,16 @@ class TestHandOvers:
             await world.read(1000)
             assert world.place == 40
             assert world.disk.files_open == 0, "a reader that waits holds no file"
+
+        run(scenario)
+
+    def test_files_that_were_read_are_closed(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=8, on_tier=8)
+            await world.open()
+            for _ in range(16):
+                await world.read(1)
+                assert world.disk.files_open <= 2
 
         run(scenario)
 
@@ -277,6 +296,21 @@ class TestDamage:
             assert await read_all(world) == [*range(25)]
             assert isinstance(world.error, Corrupt)
             assert len(world.damage) == 1
+
+        run(scenario)
+
+    def test_a_tail_that_is_rewritten_under_a_snapshot_is_no_damage(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            world.disk.committed_offset = 30
+            await world.open()
+            await world.read(4)
+            world.disk.cut(25)
+            world.disk.append(2)
+            world.disk.append(3)
+            await world.read(1000)
+            assert world.place == 30
+            assert world.damage == []
 
         run(scenario)
 
@@ -364,6 +398,36 @@ class TestHistories:
             world.disk.append(15)
             await world.read(1000)
             assert world.place == 30
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_cut_below_what_was_delivered_is_an_error_before_the_source_has_grown_again(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            world.disk.cut(25)
+            await world.read(1)
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_tier_that_gets_another_history_behind_a_gap_is_noticed(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            ours, world.disk = world.disk, Disk()
+            await filled(world, segments=1, on_tier=0)
+            world.disk.epoch = 2
+            await filled(world, segments=3, on_tier=0)
+            ours, world.disk = world.disk, ours
+            for _ in range(2):
+                world.disk.retain()
+            await world.open()
+            await world.read(1000)
+            assert (world.place, world.skipped) == (40, [(10, 20)])
+            await world.copy(ours)
+            await world.read(1)
             assert isinstance(world.error, Diverged)
 
         run(scenario)

@@ -134,7 +134,8 @@ def test_every_message_is_read_once_while_the_broker_writes_and_deletes(
                 following = ("--priority", priority, "--follow", "--limit", str(MESSAGES))
                 followed = asyncio.create_task(read(broker, tmp_path / "tier", folder, *following))
                 await asyncio.sleep(1)
-                found, said = await read(broker, tmp_path / "tier", folder, "--priority", priority)
+                asked = ("--broker", f"rabbitmq-stream://127.0.0.1:{broker.stream_port}")
+                found, said = await read(broker, tmp_path / "tier", folder, "--priority", priority, *asked)
                 assert [number for _, number in found] == list(range(len(found)))
                 assert len(found) > MESSAGES // 2
                 print(said)

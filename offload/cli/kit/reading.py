@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -12,7 +13,7 @@ from offload.cli.kit.output import counted, print_note
 from offload.cli.kit.state import CommandContext
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
-from offload.contracts.source import SourceStream
+from offload.contracts.source import Source
 from offload.errors import Misuse, NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
 from offload.model.quantities import seconds_from
@@ -55,35 +56,42 @@ class Beside:
             raise Usage(f"--hold-back {error}") from error
         return cls(source=source, priority=priority, hold_back_seconds=seconds, broker=broker)
 
-    async def stream(self, state: CommandContext, name: str, environ: Mapping[str, str]) -> SourceStream:
-        """Return the stream of the source. Raises `NotOffloaded` if the source has none of this name."""
+    def opened(self, state: CommandContext, environ: Mapping[str, str]) -> Source:
+        """Return the source, which asks the broker if one is given. Close it."""
         source = state.source(self.source)
-        if self.broker is not None:
-            login = environ.get(BROKER_USER), environ.get(BROKER_PASSWORD)
-            source = VouchedSource(source, state.broker(self.broker, *login), env=state.session.env)
-        try:
-            return await source.stream(name)
-        except NotOffloaded as error:
-            raise NotOffloaded(f"{error}; to read the tier alone, leave --source out") from error
+        if self.broker is None:
+            return source
+        broker = state.broker(self.broker, environ.get(BROKER_USER), environ.get(BROKER_PASSWORD))
+        return VouchedSource(source, broker, env=state.session.env)
 
 
+@asynccontextmanager
 async def open_reader(
     state: CommandContext, catalogue: Catalogue, stream: str, beside: Beside | None, *, in_flight: int
-) -> AnyReader:
-    """Return the reader of a stream, which prints a note for each offset that it leaves out."""
+) -> AsyncIterator[AnyReader]:
+    """Yield the reader of a stream, which prints a note for each offset that it leaves out.
+
+    Raises `NotOffloaded` if the source has no stream of this name.
+    """
     emit = _listener(state.plugins.emit)
     if beside is None:
-        return await StreamReader.open(catalogue, stream, in_flight=in_flight, emit=emit)
-    return await TieredReader.open(
-        await beside.stream(state, stream, os.environ),
-        catalogue,
-        stream=stream,
-        priority=beside.priority,
-        hold_back_seconds=beside.hold_back_seconds,
-        in_flight=in_flight,
-        env=state.session.env,
-        emit=emit,
-    )
+        yield await StreamReader.open(catalogue, stream, in_flight=in_flight, emit=emit)
+        return
+    async with aclosing(beside.opened(state, os.environ)) as source:
+        try:
+            found = await source.stream(stream)
+        except NotOffloaded as error:
+            raise NotOffloaded(f"{error}; to read the tier alone, leave --source out") from error
+        yield await TieredReader.open(
+            found,
+            catalogue,
+            stream=stream,
+            priority=beside.priority,
+            hold_back_seconds=beside.hold_back_seconds,
+            in_flight=in_flight,
+            env=state.session.env,
+            emit=emit,
+        )
 
 
 async def place_in(reader: AnyReader, position: Position, part: int | None) -> PartOffset:
