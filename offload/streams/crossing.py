@@ -186,8 +186,11 @@ class Crossing:
     @property
     def _is_beyond(self) -> bool:
         """True if the read began at an offset that no side has reached."""
-        end = max(self.local.next_offset, self.tier.extent(self.place.part).end)
-        return self._delivered is None and self.place.offset > end
+        return self._delivered is None and self.place.offset > max(self._ends)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        return self.local.next_offset, self.tier.extent(self.place.part).end
 
     async def _look_again(self, step: _Step) -> None:
         if ReadSide.TIER in self.sides:
@@ -222,8 +225,8 @@ class Crossing:
             raise damage
         if gone is None and self._is_beyond:
             raise NotOffloaded(
-                f"stream {self.tier.stream!r} ends before offset {at}, where reading began: in the source at "
-                f"{self.local.next_offset}, on the tier at {self.tier.extent(self.place.part).end}"
+                f"stream {self.tier.stream!r} ends at offset {max(self._ends)}, before {at}, where reading "
+                "began: begin again at an earlier offset"
             )
         self._refuse_cut(step)
 

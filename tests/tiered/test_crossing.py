@@ -108,7 +108,8 @@ async def judge_the_end(world: World) -> None:
             assert disk.damaged, world.error
             return
         case NotOffloaded():
-            assert world.place > max(disk.next_offset, tier_end), world.error
+            end = disk.next_offset if ReadSide.TIER not in sides else max(disk.next_offset, tier_end)
+            assert world.place > end, world.error
             return
         case None:
             ends = (
