@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from offload.contracts.ledger import ReadHandle
 from offload.contracts.source import Snapshot, SourceStream
 from offload.env import Env
 from offload.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadError, TryAgain
@@ -161,8 +160,8 @@ class LocalSide:
     async def windows(self, offset: int, until: int) -> AsyncGenerator[Window, None]:
         """Yield what may be read from the chunk that holds `offset` on, in windows of about 4 MiB.
 
-        Ends early if the broker has deleted the files, or if a chunk is damaged: `look` and `extent` then say
-        what is left. Raises `TryAgain` never.
+        Ends early if the broker has deleted the files, or if a chunk is damaged: another look then says what
+        is left.
         """
         assert self._snapshot is not None, "the caller has looked"
         limit = self.extent.end
@@ -179,14 +178,16 @@ class LocalSide:
                     damage = await asyncio.to_thread(_damage, data, wanted, ledger.where)
                     if damage is not None:
                         # The sound chunks before it are read again, up to the end of the extent.
-                        self._doubt(wanted[_row_of(wanted, damage)], damage)
+                        row = wanted[_row_of(wanted, damage)]
+                        begin = int(row["offset"])
+                        self._doubt(begin, begin + int(row["records"]), damage)
                         return
                     self._tries, self._doubted = 0, None
                     yield Window(wanted, data, ledger.where)
                     del data
                 await ledger.aclose()
             except Corrupt as damage:
-                self._doubt_ledger(ledger, max(offset, ledger.first_offset), damage)
+                self._doubt(max(offset, ledger.first_offset), ledger.next_offset, damage)
                 return
             except TryAgain as error:
                 self._tries += 1
@@ -294,25 +295,13 @@ class LocalSide:
         if error is not None:
             self.error, self.extent, self._tries = error, NOTHING, 0
 
-    def _doubt(self, row: np.void, damage: Corrupt) -> None:
-        """Read a chunk that seems damaged once more, from a new snapshot. Then leave it out."""
-        begin, end = int(row["offset"]), int(row["offset"]) + int(row["records"])
+    def _doubt(self, begin: int, end: int, damage: Corrupt) -> None:
+        """Read offsets that seem damaged once more, from a new snapshot. After that, leave them out."""
         self._mark = None
         if self._doubted != begin:
             self._doubted = begin  # the broker may have cut and rewritten its log under the snapshot
             return
         self._failure = Failure(begin, end, damage.within(damage.where, stream=self.source.name))
-        self.extent = self.extent.without(self._failure)
-
-    def _doubt_ledger(self, ledger: ReadHandle, begin: int, damage: Corrupt) -> None:
-        """As `_doubt`, for a ledger whose table is damaged."""
-        self._mark = None
-        if self._doubted != begin:
-            self._doubted = begin
-            return
-        self._failure = Failure(
-            begin, ledger.next_offset, damage.within(damage.where, stream=self.source.name)
-        )
         self.extent = self.extent.without(self._failure)
 
 
