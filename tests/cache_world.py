@@ -83,10 +83,20 @@ class CacheWorld:
         ]
         await writer.offload([MemoryHandle(chunks)])
 
-    async def reader(self, *, catalogue: Catalogue | None = None, in_flight: int = 4) -> StreamReader:
+    async def reader(
+        self,
+        *,
+        catalogue: Catalogue | None = None,
+        in_flight: int = 4,
+        emit: Callable[[Event], None] | None = None,
+    ) -> StreamReader:
         """Open a reader that shares the cache. Forgets the requests before it."""
         opened = await StreamReader.open(
-            catalogue or self.tier, STREAM, in_flight=in_flight, emit=self.events.append, cache=self.cache
+            catalogue or self.tier,
+            STREAM,
+            in_flight=in_flight,
+            emit=emit or self.events.append,
+            cache=self.cache,
         )
         self.store.calls.clear()
         return opened

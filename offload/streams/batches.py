@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from offload.contracts.store import Buffer
@@ -80,19 +80,22 @@ class WholeRun(Run):
         return messages_of(self._window, part=part)
 
 
+Row = tuple[int, int, int, int, int, int]
+"""A row of a chunk table as plain integers, in the order of its columns."""
+
+
 def messages_of(window: Window, *, part: int = 1) -> Iterator[Messages]:
     """Yield the messages of every user chunk in a window, in order."""
-    return messages_of_rows(window, window.rows.tolist(), part)
+    begin = int(window.rows["position"][0])
+    for row in window.rows.tolist():
+        if (batch := batch_of(window, begin, row, part)) is not None:
+            yield batch
 
 
-def messages_of_rows(
-    window: Window, rows: Sequence[tuple[int, int, int, int, int, int]], part: int
-) -> Iterator[Messages]:
-    """Yield the messages of the user chunks among `rows`, which are rows of the window as tuples."""
-    start = int(window.rows["position"][0])
-    view = memoryview(window.data)
-    for offset, timestamp_ms, position, size, _, kind in rows:
-        if kind == ChunkType.USER:
-            chunk = view[position - start : position - start + size]
-            bodies = messages(chunk, where=window.where, position=position)
-            yield Messages(offset, timestamp_ms, bodies, part)
+def batch_of(window: Window, begin: int, row: Row, part: int) -> Messages | None:
+    """Return the messages of a chunk in a window that begins at `begin`; None if it is no user chunk."""
+    offset, timestamp_ms, position, size, _, kind = row
+    if kind != ChunkType.USER:
+        return None
+    chunk = memoryview(window.data)[position - begin : position - begin + size]
+    return Messages(offset, timestamp_ms, messages(chunk, where=window.where, position=position), part)

@@ -200,6 +200,7 @@ class BlockCache:
         elif kept.state is State.QUEUED and isinstance(kept, Block):
             self._room.withdraw(kept)
             self._give_up(kept)
+            self._admit_soon()  # those behind it may be smaller
 
     def moved(self, stream: CachedStream, pace: Pace, offset: int) -> None:
         """Note that a reader has come to `offset`."""
@@ -212,16 +213,15 @@ class BlockCache:
         self._is_closed = True
         if self._ageing is not None:
             self._ageing.cancel()
+        for block in self._room.empty_queue():
+            self._give_up(block)
         for fetch in self._fetches.values():
             fetch.cancel()
-        for block in self._room.drop_all():
-            self._give_up(block)
-        # A handle is closed after the fetches that use it have ended.
-        while running := [*self._fetches.values(), *self._closings]:
-            await asyncio.gather(*running, return_exceptions=True)
-            self._room.drop_all()
-        if self._ageing is not None:
-            await asyncio.wait([self._ageing])
+        # Handles are closed after the fetches that use them have ended.
+        await asyncio.gather(*self._fetches.values(), return_exceptions=True)
+        self._room.drop_all()
+        ending = [*self._closings, *([] if self._ageing is None else [self._ageing])]
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
@@ -277,7 +277,7 @@ class BlockCache:
             self._room.fetched(kept, size_bytes)
             kept.settled.set()
             self._unpin_tail_of(kept)
-        if self._ageing is None and not self._room.is_empty:
+        if self._ageing is None and not self._room.is_empty and not self._is_closed:
             self._ageing = asyncio.ensure_future(self._age())
         self._admit()
 
@@ -305,8 +305,7 @@ class BlockCache:
     def _unpin(self, kept: Kept[Any]) -> None:
         kept.pins -= 1
         if not kept.pins:
-            # Not now: the caller has yet to use the value, and nothing may leave before that.
-            asyncio.get_running_loop().call_soon(self._admit)
+            self._admit_soon()
 
     def _pin_tail_of(self, block: Block) -> None:
         block.tail = block.fragment.tail
@@ -317,6 +316,10 @@ class BlockCache:
         if isinstance(kept, Block) and kept.tail is not None:
             kept.tail.pins -= 1
             kept.tail = None
+
+    def _admit_soon(self) -> None:
+        # Not now: the caller of `wait` has yet to use the value, and nothing may leave before that.
+        asyncio.get_running_loop().call_soon(self._admit)
 
     def _admit(self) -> None:
         """Begin the fetches for which there is room by now."""

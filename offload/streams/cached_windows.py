@@ -23,7 +23,7 @@ from offload.contracts.catalogue import Catalogue, StreamView
 from offload.errors import Absent, Corrupt, OffloadError
 from offload.model.chunk_table import row_from, row_holding
 from offload.model.entry import Entry
-from offload.streams.batches import Messages, Run, Window, messages_of_rows
+from offload.streams.batches import Messages, Row, Run, Window, batch_of
 from offload.streams.block_cache import BlockCache
 from offload.streams.kept import Block, Fragment, Kept, Tail
 from offload.streams.paces import Pace
@@ -58,7 +58,7 @@ class Piece(Run):
         self.own: Window | None = None
         """The bytes of a block that is larger than the cache."""
 
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._rows: list[Row] = []
         """The next few rows, the last one first."""
 
     @property
@@ -95,26 +95,31 @@ class Piece(Run):
 
     def _decoded(self, part: int) -> list[Messages]:
         """Take one chunk, or several small ones."""
-        window, block, batches, size_bytes = self._bytes(), self.block, list[Messages](), 0
+        window, batches, size_bytes = self._bytes(), list[Messages](), 0
         assert window is not None
-        assert block is not None
+        begin = int(window.rows["position"][0])
         while self.start < self.stop and size_bytes < DECODED_SIZE_BYTES:
-            if not self._rows:
-                at = self.start - block.start
-                rows = window.rows[at : at + min(ROWS_AT_ONCE, self.stop - self.start)]
-                self._rows = rows.tolist()[::-1]
-            row = self._rows[-1]
+            row = self._next_row(window)
             try:
-                batches += messages_of_rows(window, (row,), part)
+                batch = batch_of(window, begin, row, part)
             except OffloadError:
                 if not batches:
                     raise
                 return batches  # what comes before the error is delivered first
+            if batch is not None:
+                batches.append(batch)
             self._rows.pop()
             self.start += 1
             self.next_offset = row[0] + row[4]
             size_bytes += row[3]
         return batches
+
+    def _next_row(self, window: Window) -> Row:
+        if not self._rows:
+            assert self.block is not None
+            at = self.start - self.block.start
+            self._rows = window.rows[at : at + min(ROWS_AT_ONCE, self.stop - self.start)].tolist()[::-1]
+        return self._rows[-1]
 
     def _bytes(self) -> Window | None:
         return self.own or (None if self.block is None else self.block.value)
@@ -299,6 +304,7 @@ class CachedWindows:
             self._give_back(piece)
             until = min(self._until, piece.end_offset)
             begin = max(self._offset, piece.next_offset)
+            piece.block = None  # its error keeps the damaged bytes in memory
             self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1)
             return None
         if window is None:

@@ -137,13 +137,16 @@ class Room:
             if not kept.pins and (is_expired or (is_unused and self._wanted_in(kept) > AGE_SECONDS)):
                 self._leave(kept, "age")
 
-    def drop_all(self) -> list[Block]:
-        """Let everything leave. Returns the blocks of the queue, which are not in it any more."""
+    def empty_queue(self) -> list[Block]:
+        """Return the blocks of the queue, which are not in it any more."""
         queued = [*self._queue]
         self._queue.clear()
+        return queued
+
+    def drop_all(self) -> None:
+        """Let everything leave."""
         for kept in [*self._ready]:
             self._leave(kept, "closed")
-        return queued
 
     def _admits(self, block: Block) -> bool:
         if self._make_room(block.size_bytes, NOW):
