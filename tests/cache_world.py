@@ -23,7 +23,7 @@ from offload.streams.block_cache import BlockCache
 from offload.streams.reader import Messages
 
 STREAM = "orders"
-BODY_SIZE_BYTES = 500
+BODY_SIZE_BYTES = 3000
 CHUNK_SIZE_BYTES = BODY_SIZE_BYTES + 52
 CHUNKS_PER_FRAGMENT = 6
 STEP_SIZE_BYTES = 2 * CHUNK_SIZE_BYTES

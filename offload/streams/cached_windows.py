@@ -225,8 +225,9 @@ class CachedWindows:
                 piece.block = None
             if piece.block is None:
                 tail = await self._tail_of(piece, is_first=not number)
-                if tail is None:
-                    break
+                if tail is None:  # it is on its way. Those of small fragments behind it may come meanwhile
+                    number += 1
+                    continue
                 if piece.start < 0:
                     self._bound(piece, tail)
                 if piece.is_passed:  # there is nothing before `until`
@@ -241,6 +242,9 @@ class CachedWindows:
 
     async def _next_fragment(self, *, is_first: bool) -> bool:
         """Put the next fragment in line, as one piece. Return False if there is none, or none yet."""
+        if self._walking is None and (entry := self._entries.at_hand()) is not None:
+            self._line.append(Piece(self._stream.fragment(entry)))
+            return True
         if self._walking is None:
             # A task of its own: a walk that is cancelled ends, and would hide the fragments behind it.
             self._walking = asyncio.ensure_future(self._entries.next())

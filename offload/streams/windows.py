@@ -286,7 +286,11 @@ class EntriesAhead:
             if run is None:
                 return None
             self._run, self._row = run, 0
-        if int(self._run["first_offset"][self._row]) >= self._until:
+        return self.at_hand()
+
+    def at_hand(self) -> Entry | None:
+        """Return the next fragment's entry if its run is loaded. None also after the last."""
+        if self._row == len(self._run) or int(self._run["first_offset"][self._row]) >= self._until:
             return None
         self._row += 1
         return entries_of_rows(self._run[self._row - 1 : self._row])[0]

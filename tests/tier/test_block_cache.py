@@ -71,10 +71,10 @@ def test_a_reader_that_follows_another_sends_no_request() -> None:
     async def act(world: CacheWorld) -> None:
         await world.append(RECORDS)
         first, second = (await world.reader()).messages(0), (await world.reader()).messages(0)
-        for _ in range(20):
+        for _ in range(40):
             checked(await anext(first))
         world.requests()
-        for _ in range(20):
+        for _ in range(15):
             checked(await anext(second))
         assert world.requests() == 0
         await first.aclose()
@@ -84,7 +84,7 @@ def test_a_reader_that_follows_another_sends_no_request() -> None:
 
 
 def test_a_trim_that_passes_a_reader_is_reported_and_the_reader_goes_on_behind_it() -> None:
-    """Its next few small chunks were decoded together, and are still delivered."""
+    """Two small chunks are decoded together, so the second is still delivered."""
 
     async def act(world: CacheWorld) -> None:
         await world.append(RECORDS)
@@ -95,8 +95,8 @@ def test_a_trim_that_passes_a_reader_is_reported_and_the_reader_goes_on_behind_i
             del world.objects[world.fragment(first)]
         await world.pass_time(AGE_SECONDS + 1)  # so that the cache has nothing left either
 
-        assert [checked(batch) async for batch in batches] == [3, 4, 5, *range(30, RECORDS)]
-        assert world.skips() == [(6, 30)]
+        assert [checked(batch) async for batch in batches] == [3, *range(30, RECORDS)]
+        assert world.skips() == [(4, 30)]
 
     run(act)
 
@@ -217,6 +217,7 @@ def test_a_consumer_that_stops_for_an_hour_keeps_nothing_and_goes_on() -> None:
         await world.append(RECORDS)
         batches = (await world.reader()).messages(0)
         assert [checked(await anext(batches)) for _ in range(20)] == [*range(20)]
+        await turns()  # what it reads ahead arrives
         await world.pass_time(3600)
         assert world.cache.counts.size_bytes == 0
 
