@@ -86,7 +86,7 @@ class BlockCache:
         if size_bytes < 1 or step_size_bytes < 1:
             raise Misuse(f"a cache has 1 byte or more, not {size_bytes} in steps of {step_size_bytes}")
         self.size_bytes, self.step_size_bytes, self.throttled = size_bytes, step_size_bytes, throttled
-        self.block_size_bytes_max = max(step_size_bytes, min(READ_WINDOW_SIZE_BYTES, size_bytes // 16))
+        self.block_size_bytes_max = max(step_size_bytes, min(READ_WINDOW_SIZE_BYTES, size_bytes // 32))
         """The largest fetch: with several blocks, the cache can drop one and keep the others."""
 
         self.clock, self._sleep = (env or Env()).monotonic, (env or Env()).sleep

@@ -91,7 +91,9 @@ class Piece(Run):
     def batches(self, part: int) -> Iterator[Messages]:
         """Take the chunks that are left, as far as they are in memory. No bytes are held meanwhile."""
         while not self.is_passed and self._bytes() is not None:
-            yield from self._decoded(part)
+            decoded = self._decoded(part)
+            while decoded:
+                yield decoded.pop(0)  # no name refers to it: the consumer may be done with it long before us
 
     def _decoded(self, part: int) -> list[Messages]:
         """Take one chunk, or several small ones."""

@@ -35,10 +35,11 @@ from offload.errors import (
 )
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
+from offload.streams.batches import Messages
 
 if TYPE_CHECKING:
     from offload.contracts.catalogue import Catalogue, StreamView
-    from offload.streams.reader import Messages, StreamReader
+    from offload.streams.reader import StreamReader
 
 __all__ = ["grouped", "live_parts", "place_of", "with_parts"]
 
@@ -167,6 +168,9 @@ async def read_through(
                 stream = parts[0].stream
                 emit(Skipped(stream=stream, from_offset=reached, to_offset=offset, part=part.part))
         async with aclosing(part.messages_here(offset)) as batches:
+            handed = list[Messages]()  # as in `StreamReader.messages_here`
             async for batch in batches:
-                yield batch
+                handed.append(batch)
+                del batch
+                yield handed.pop()
         reached = part.manifest.next_offset

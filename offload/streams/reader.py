@@ -220,8 +220,11 @@ class StreamReader:
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
             async with aclosing(self.messages(place)) as batches:
+                handed = list[Messages]()  # as in `messages_here`
                 async for batch in batches:
-                    yield batch
+                    handed.append(batch)
+                    del batch
+                    yield handed.pop()
             last = self.parts[-1]
             place = PartOffset(last.part, last.manifest.next_offset)
             caught_up()
@@ -266,13 +269,18 @@ class StreamReader:
         async with aclosing(self.windows(offset)) as windows:
             # A run of a cache holds no bytes, so nothing is held while the consumer works.
             while (run := await windows.next_run()) is not None:
+                # No variable refers to what was yielded: it would stay as long as the consumer stands still.
+                handed = list[Messages]()
                 # The first chunk may begin before `offset`. Behind it, nothing is cut.
                 for batch in run.batches(self.part):
                     skip = offset - batch.offset
                     if skip <= 0:
-                        yield batch
+                        handed.append(batch)
                     elif skip < len(batch.bodies):
-                        yield replace(batch, offset=offset, bodies=batch.bodies[skip:])
+                        handed.append(replace(batch, offset=offset, bodies=batch.bodies[skip:]))
+                    del batch
+                    while handed:
+                        yield handed.pop()
 
     async def newer_view(self, view: StreamView, absent: Absent) -> StreamView:
         """Return the newest view, which does not name the absent object, although `view` does.

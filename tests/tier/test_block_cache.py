@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from unittest.mock import patch
@@ -359,5 +360,21 @@ def test_what_was_encrypted_leaves_in_time_even_if_it_is_used() -> None:
             assert await offsets(await world.reader(catalogue=tier)) == [*range(6)]
             assert bool(world.requests()) == (step % 4 == 0), "the requests of one reader in this time"
             await world.pass_time(AGE_SECONDS / 4)
+
+    run(act)
+
+
+def test_a_consumer_that_stands_still_holds_the_only_reference_to_its_messages() -> None:
+    """Thousands may stand still, and a chunk of small messages takes a hundred kibibytes."""
+
+    async def act(world: CacheWorld) -> None:
+        await world.append(RECORDS)
+        reader = await world.reader()
+        for batches in (reader.messages(1), reader.follow(1)):
+            batch = await anext(batches)
+            bodies = batch.bodies
+            del batch
+            assert sys.getrefcount(bodies) == 2, "the name here, and the argument"
+            await batches.aclose()
 
     run(act)
