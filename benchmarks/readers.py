@@ -8,7 +8,7 @@ Each job is a process of its own, and reads the stream from a server on this mac
     1 reader         as fast as it can
     8 together       eight readers that begin at once
     8 apart          eight readers that begin 1 s apart
-    paced            the consumers take `--paced-mib` MiB per second each. The others take all they get
+    paced            the consumers take `--paced-mib` MiB per second each, or half of it. The others take all
     standing         readers at places all over the stream. Each takes one message, and then stands still
 
 Seconds and CPU seconds are those of the reads alone. Requests and bytes are those of the whole session, per
@@ -39,7 +39,7 @@ from stopwatch import Stopwatch
 from offload import Plugins, Session, StreamReader
 from offload.contracts.catalogue import Catalogue
 from offload.model.manifest import CommittedStream
-from offload.streams.block_cache import BlockCache
+from offload.streams.block_cache import CACHE_SIZE_BYTES, BlockCache
 from offload.streams.room import AGE_SECONDS
 
 GIB: Final = 2**30
@@ -54,7 +54,8 @@ class Job:
     readers: int = 1
     apart_seconds: float = 0.0
     paced_mib: float = 0.0
-    is_cached: bool = True
+    cache_mib: int = CACHE_SIZE_BYTES // MIB
+    """0: none."""
     is_standing: bool = False
 
     @property
@@ -64,7 +65,7 @@ class Job:
         if self.readers > 1 and not self.is_standing:
             words = [f"{self.readers} {'1 s apart' if self.apart_seconds else 'together'}"]
         words += [f"{self.paced_mib:g} MiB/s each"] if self.paced_mib else []
-        return ", ".join([*words, "cache" if self.is_cached else "direct"])
+        return ", ".join([*words, f"{self.cache_mib} MiB of cache" if self.cache_mib else "direct"])
 
 
 def main() -> None:
@@ -107,15 +108,18 @@ def main() -> None:
 
 def _jobs(arguments: argparse.Namespace) -> list[Job]:
     return [
-        Job(is_cached=False),
+        Job(cache_mib=0),
         Job(),
-        Job(readers=READERS, is_cached=False),
+        Job(readers=READERS, cache_mib=0),
         Job(readers=READERS),
         Job(readers=READERS, apart_seconds=1.0),
         Job(readers=READERS, paced_mib=arguments.paced_mib),
+        Job(readers=READERS, paced_mib=arguments.paced_mib / 2, apart_seconds=1.0),
         Job(readers=READERS, paced_mib=arguments.paced_mib, apart_seconds=1.0),
-        Job(readers=arguments.standing, is_standing=True, is_cached=False),
+        Job(readers=READERS, paced_mib=arguments.paced_mib, apart_seconds=1.0, cache_mib=256),
+        Job(readers=arguments.standing, is_standing=True, cache_mib=0),
         Job(readers=arguments.standing, is_standing=True),
+        Job(readers=10 * arguments.standing, is_standing=True),
     ]
 
 
@@ -162,7 +166,9 @@ async def _job(task: dict[str, Any]) -> dict[str, Any]:
     job = Job(**task["job"])
     async with Session(plugins=Plugins.find()) as session:
         tier = session.catalogue(task["url"], storage_options=task["options"])
-        cache = BlockCache(throttled=lambda: session.metrics.throttled) if job.is_cached else None
+        cache = None
+        if job.cache_mib:
+            cache = BlockCache(job.cache_mib * MIB, throttled=lambda: session.metrics.throttled)
         committed = (await StreamReader.open(tier, "stream")).manifest
         before = session.metrics.requests.total(), session.metrics.reads_shared, session.metrics.bytes_got
         watch = Stopwatch()

@@ -32,7 +32,7 @@ from offload.streams.windows import EntriesAhead, WindowStream
 DECODED_SIZE_BYTES: Final = 4096
 """Small chunks are decoded together, so many bytes at a time: a consumer that stands still holds no more."""
 
-ROWS_AT_ONCE: Final = 8
+ROWS_AT_ONCE: Final = 4
 
 
 class Piece(Run):
