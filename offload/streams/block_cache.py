@@ -201,7 +201,6 @@ class BlockCache:
         elif kept.state is State.QUEUED and isinstance(kept, Block):
             self._room.withdraw(kept)
             self._give_up(kept)
-            self._admit_soon()  # those behind it may be smaller
 
     def moved(self, stream: CachedStream, pace: Pace, offset: int) -> None:
         """Note that a reader has come to `offset`."""

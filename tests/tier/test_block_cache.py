@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,7 +29,9 @@ from offload import (
     trim,
 )
 from offload.model.labels import MasterKey
+from offload.native.fragment_reader import FragmentHandle
 from offload.native.key_ring import KeyRing
+from offload.native.view import ObjectView
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.room import AGE_SECONDS
@@ -80,6 +84,20 @@ def test_a_reader_that_follows_another_sends_no_request() -> None:
         assert world.requests() == 0
         await first.aclose()
         await second.aclose()
+
+    run(act)
+
+
+def test_a_reader_fetches_what_lies_before_a_block_of_another_and_meets_it() -> None:
+    async def act(world: CacheWorld) -> None:
+        await world.append(CHUNKS_PER_FRAGMENT)
+        behind = (await world.reader()).windows(CHUNKS_PER_FRAGMENT - 1)
+        assert (await anext(behind)).rows["offset"].tolist() == [5]
+        await behind.aclose()
+        assert world.requests() == 2, "the tail, and the last step"
+
+        assert await offsets(await world.reader()) == [*range(CHUNKS_PER_FRAGMENT)]
+        assert world.requests() == 2, "the other two steps"
 
     run(act)
 
@@ -155,13 +173,13 @@ def test_a_flipped_byte_that_three_readers_wait_for_reaches_none_of_them(flips: 
         await world.append(RECORDS)
         # The first request is for the tail.
         world.store.rules = [Rule(Fault.FLIP, "get", "*.fragment", nth=nth + 2) for nth in range(flips)]
-        three = await waiting(world)
-        found = await asyncio.gather(*three, return_exceptions=True)
+        readers = [await world.reader() for _ in range(3)]
+        found = await asyncio.gather(*map(offsets, readers), return_exceptions=True)
 
         if is_damage:
             assert [type(each) for each in found] == [Corrupt] * 3
         else:
-            assert found == [0, 0, 0]
+            assert found == [[*range(RECORDS)]] * 3
         world.store.rules = []
         assert await offsets(await world.reader()) == [*range(RECORDS)], "no error is kept"
 
@@ -281,6 +299,21 @@ def test_a_store_that_refuses_two_requests_at_once_is_read_one_by_one() -> None:
     run(act)
 
 
+def test_a_reader_whose_store_asks_for_fewer_requests_reads_one_block_at_a_time() -> None:
+    async def act(world: CacheWorld) -> None:
+        await world.append(RECORDS)
+        most = 0
+        batches = (await world.reader()).messages(0)
+        async for batch in batches:
+            checked(batch)
+            world.throttled += 1
+            if batch.offset > 12:
+                most = max(most, len(world.cache._fetches))
+        assert most <= 2, "a block, and the tail behind it"
+
+    run(act)
+
+
 def test_tiers_with_other_rights_share_nothing() -> None:
     """Another catalogue of the same objects may have other keys, and must ask for itself."""
 
@@ -378,3 +411,52 @@ def test_a_consumer_that_stands_still_holds_the_only_reference_to_its_messages()
             await batches.aclose()
 
     run(act)
+
+
+def test_a_handle_is_closed_once_and_never_while_a_request_uses_it() -> None:
+    """Ours hold nothing. Those of other tiers may hold a connection."""
+    under_way: Counter[str] = Counter()
+    opened: Counter[str] = Counter()
+    read, of = FragmentHandle._read, FragmentHandle.open
+
+    async def watched_open(*args: Any, **options: Any) -> FragmentHandle:
+        handle = await of(*args, **options)
+        opened[handle.where] += 1
+        return handle
+
+    async def watched_read(self: FragmentHandle, *args: Any) -> Any:
+        assert opened[self.where] > 0
+        under_way[self.where] += 1
+        try:
+            return await read(self, *args)
+        finally:
+            under_way[self.where] -= 1
+
+    async def watched_close(self: FragmentHandle) -> None:
+        assert not under_way[self.where]
+        opened[self.where] -= 1
+
+    async def act(world: CacheWorld) -> None:
+        await world.append(RECORDS)
+        gate = gated(world)
+        gate.set()
+        batches = (await world.reader()).messages(0)
+        for _ in range(10):
+            await anext(batches)
+        gate.clear()
+        waiting_for_more = asyncio.create_task(offsets(await world.reader(), 13))
+        await turns()
+        await world.pass_time(AGE_SECONDS + 1)
+        gate.set()
+        assert await waiting_for_more == [*range(13, RECORDS)]
+        await batches.aclose()
+        await world.cache.aclose()
+        assert opened.total() == 0
+
+    with (
+        patch.object(FragmentHandle, "open", watched_open),
+        patch.object(FragmentHandle, "_read", watched_read),
+        patch.object(FragmentHandle, "aclose", watched_close),
+        patch.object(ObjectView, "open", lambda self, entry: self._open(entry)),
+    ):
+        run(act)
