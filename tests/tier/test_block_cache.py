@@ -28,12 +28,15 @@ from offload import (
     delete_stream,
     trim,
 )
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR
 from offload.model.labels import MasterKey
 from offload.native.fragment_reader import FragmentHandle
 from offload.native.key_ring import KeyRing
 from offload.native.view import ObjectView
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
+from offload.streams.batches import Window
 from offload.streams.room import AGE_SECONDS
 
 READERS = 8
@@ -165,14 +168,19 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("flips", "is_damage"), [(1, False), (2, False), (100, True)])
-def test_a_flipped_byte_that_three_readers_wait_for_reaches_none_of_them(flips: int, is_damage: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "flips", "is_damage"),
+    [(2, 1, False), (2, 2, False), (3, 2, False), (3, 4, False), (2, 100, True)],
+)
+def test_a_flipped_byte_that_three_readers_wait_for_reaches_none_of_them(
+    first: int, flips: int, is_damage: bool
+) -> None:
     """One flip is mended by the second reply, and two by reading the damaged block without the cache."""
 
     async def act(world: CacheWorld) -> None:
         await world.append(RECORDS)
         # The first request is for the tail.
-        world.store.rules = [Rule(Fault.FLIP, "get", "*.fragment", nth=nth + 2) for nth in range(flips)]
+        world.store.rules = [Rule(Fault.FLIP, "get", "*.fragment", nth=first + nth) for nth in range(flips)]
         readers = [await world.reader() for _ in range(3)]
         found = await asyncio.gather(*map(offsets, readers), return_exceptions=True)
 
@@ -460,3 +468,40 @@ def test_a_handle_is_closed_once_and_never_while_a_request_uses_it() -> None:
         patch.object(ObjectView, "open", lambda self, entry: self._open(entry)),
     ):
         run(act)
+
+
+@pytest.mark.parametrize("waits", range(1, 16, 2))
+def test_waits_that_are_cancelled_while_groups_load_lose_no_window(waits: int) -> None:
+    async def act(world: CacheWorld) -> None:
+        world.objects[TIER_ANCHOR] = TierAnchor(branching_factor=2).encode()
+        for _ in range(6):
+            await world.append()
+        windows, found = (await world.reader()).windows(0), list[int]()
+        for _ in range(30):
+            call = asyncio.ensure_future(anext(windows))
+            await turns(waits)
+            call.cancel()
+            for window in await asyncio.gather(call, return_exceptions=True):
+                if isinstance(window, Window):
+                    found += window.rows["offset"].tolist()
+        async for window in windows:
+            found += window.rows["offset"].tolist()
+        await windows.aclose()
+
+        assert found == [*range(6 * CHUNKS_PER_FRAGMENT)]
+
+    run(act)
+
+
+def test_damage_in_a_block_that_was_read_in_part_repeats_nothing() -> None:
+    async def act(world: CacheWorld) -> None:
+        await world.append(RECORDS)
+        batches = (await world.reader(in_flight=1)).messages(0)
+        assert [checked(await anext(batches)) for _ in range(3)] == [0, 1, 2]
+        await world.pass_time(AGE_SECONDS + 1)
+        # The view still has the tail, so the first two requests are for the rest of the block.
+        world.store.rules = [Rule(Fault.FLIP, "get", "*.fragment", nth=nth) for nth in (1, 2)]
+
+        assert [checked(batch) async for batch in batches] == [*range(3, RECORDS)]
+
+    run(act)
