@@ -37,6 +37,7 @@ from offload.store.memory import MemoryStore
 from offload.streams.batches import Messages
 from offload.streams.choice import ReadSide
 from offload.streams.watch import StreamWatch
+from offload.upkeep.compact.stream import compact
 
 STREAM: Final = "orders"
 HOLD_BACK: Final = 1.0
@@ -284,6 +285,18 @@ class World:
             return
         others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
         await trim(others, STREAM, Retention(before_offset=before))
+        await self._sweep(others)
+
+    async def compact(self) -> None:
+        """Merge all fragments of the tier, and sweep without any grace."""
+        if await self.committed() is None:
+            return
+        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        async for _ in compact(others, fragment_size_bytes=1 << 20):
+            pass
+        await self._sweep(others)
+
+    async def _sweep(self, others: ObjectStoreOffloader) -> None:
         view = await others.view(STREAM)
         rows = view.committed.entries
         named = {view.name_of(rows[row : row + 1]) for row in range(len(rows))}

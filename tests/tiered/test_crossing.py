@@ -22,6 +22,7 @@ STEPS = st.lists(
         st.tuples(st.just("retain"), st.integers(1, 3)),
         st.tuples(st.just("copy"), st.just(0)),
         st.tuples(st.just("trim"), st.integers(0, 20)),
+        st.tuples(st.just("compact"), st.just(0)),
         st.tuples(st.just("damage"), st.integers(0, 10)),
         st.tuples(st.just("gone"), st.just(0)),
         st.tuples(st.just("cut"), st.integers(1, 8)),
@@ -51,6 +52,8 @@ async def take(world: World, step: Step) -> None:
             await world.copy()
         case "trim", before:
             await world.trim(max(disk.first_offset + before - 10, 0))
+        case "compact", _:
+            await world.compact()
         case "damage", back:
             disk.damaged |= {max(disk.next_offset - back, 0)}
         case "gone", _:
