@@ -417,6 +417,8 @@ class World:
             committed is not None and committed.first_offset <= begin and end <= committed.next_offset
         )
         is_on_disk = self.disk.first_offset <= begin
+        if self.disk.first_offset >= end and (committed is None or committed.next_offset <= end):
+            return False  # a source that begins where the tier ends shows nothing, also to a sync
         return (is_on_tier and ReadSide.TIER in sides) or (is_on_disk and ReadSide.LOCAL in sides)
 
     async def on_tier(self, begin: int, end: int) -> list[bytes]:

@@ -62,7 +62,8 @@ class Crossing:
     """The place at which both sides were looked at again."""
     _is_tier_stale: bool = True
     """True if the tier may have grown since it was looked at last."""
-    _is_behind_hole: bool = False
+    _side: ReadSide | None = None
+    """The side that was read last. None behind a hole."""
     _idle: int = 0
     """How many waits there were since the last message."""
     _news: asyncio.Task[None] | None = None
@@ -139,8 +140,8 @@ class Crossing:
             await self._carry_over()
             extents = await self._extents()
             step = next_step(extents, self.place.offset)
-            if isinstance(step, SkipTo) and self._reads_source and self.local.holds_back(self.place.offset):
-                step = None  # it is not lost: it may be read soon
+            if isinstance(step, SkipTo):
+                step = self._up_to_held_back(step)
             if self._is_doubtful(step):
                 self._confirmed = self.place
                 await self._look_again(step)
@@ -154,6 +155,14 @@ class Crossing:
         if not isinstance(step, Read):
             self._refuse(step, failed)
         return step
+
+    def _up_to_held_back(self, step: SkipTo) -> SkipTo | None:
+        """Return the step, if it leaves out nothing that the source has and that may be read soon."""
+        at = self.place.offset
+        held = self.local.held_back_from(at) if self._reads_source else None
+        if held is None or step.offset <= held:
+            return step
+        return SkipTo(held) if held > at else None
 
     async def _extents(self) -> list[tuple[ReadSide, Extent]]:
         on_tier = self.tier.extent(self.place.part)
@@ -284,7 +293,8 @@ class Crossing:
 
     def _batches(self, window: Window, side: ReadSide) -> Iterator[Messages]:
         """Yield the messages of a window that were not delivered yet."""
-        if self._is_behind_hole:
+        if self._side is not side:
+            self._side = side
             self._check_epoch(window)
         for batch in messages_of(window, part=self.place.part):
             skip = self.place.offset - batch.offset
@@ -307,11 +317,10 @@ class Crossing:
         self._idle = 0
 
     def _check_epoch(self, window: Window) -> None:
-        """Raise `Diverged` if an older leader wrote what comes behind a hole.
+        """Raise `Diverged` if an older leader wrote what comes behind a hole, or from the other side.
 
-        Behind a hole there is no chunk to compare. But epochs only rise in one history.
+        There may be no chunk that can be compared. But epochs only rise in one history.
         """
-        self._is_behind_hole = False
         found = ChunkHeader.decode(bytes(window.data[: CHUNK_HEADER.size_bytes]), where=window.where)
         last = None if self._delivered is None else self._delivered.header
         if last is not None and found.epoch < last.epoch:
@@ -324,7 +333,7 @@ class Crossing:
     def _skip(self, offset: int) -> None:
         name = StreamPart(self.tier.stream, self.place.part).name
         self.emit(Skipped(stream=name, from_offset=self.place.offset, to_offset=offset))
-        self.place, self._is_behind_hole = PartOffset(self.place.part, offset), True
+        self.place, self._side = PartOffset(self.place.part, offset), None
 
     def _tell(self, error: OffloadError) -> None:
         if isinstance(error, Corrupt) and not any(error is each for each in self._told):
@@ -362,7 +371,7 @@ class Crossing:
         if first != self.place.offset:
             reached = self.place.offset
             self.emit(Skipped(stream=self.tier.stream, from_offset=reached, to_offset=first, part=number))
-        self.place, self._delivered = PartOffset(number, first), None
+        self.place, self._delivered, self._side = PartOffset(number, first), None, None
 
     async def _pause(self) -> None:
         await self.local.aclose()

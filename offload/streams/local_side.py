@@ -119,10 +119,10 @@ class LocalSide:
         """True if chunks of the source may be cut elsewhere the next time."""
         return self._snapshot is not None and self._snapshot.holds is not None
 
-    def holds_back(self, offset: int) -> bool:
-        """Return whether the source has an offset that may not be read yet."""
-        extent = self.extent
-        return extent is not NOTHING and extent.first <= offset and extent.end <= offset < self.next_offset
+    def held_back_from(self, offset: int) -> int | None:
+        """Return the first offset from `offset` on that the source has, and that may not be read yet."""
+        begin = max(self.extent.first, self.extent.end, offset)
+        return begin if self.extent is not NOTHING and begin < self.next_offset else None
 
     async def look(self, delivered: Delivered | None, *, anew: bool = False) -> None:
         """Find out what may be read, and take a snapshot if the source has changed, or `anew`.
