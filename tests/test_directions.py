@@ -35,6 +35,7 @@ ROOMS = {
     "formats": "ground, model",
     "contracts": "ground, model",
     "store": "ground, model, formats, contracts",
+    "local": "ground, model, formats, contracts, store",
     "commit": "ground, model, formats, contracts, store",
     "native": "ground, model, formats, contracts, store, commit",
     "streams": "ground, model, formats, contracts, commit",

@@ -8,7 +8,6 @@ from offload.late import late_names
 
 if TYPE_CHECKING:
     from offload_rabbitmq.amqp import AmqpMessage, data_bodies, decode, to_jsonable
-    from offload_rabbitmq.ledger import SegmentLedger
     from offload_rabbitmq.samples import sample_path
     from offload_rabbitmq.source import RabbitmqSource, RabbitmqStream, open_url
 
@@ -16,7 +15,6 @@ __all__ = [
     "AmqpMessage",
     "RabbitmqSource",
     "RabbitmqStream",
-    "SegmentLedger",
     "data_bodies",
     "decode",
     "open_url",
@@ -28,7 +26,6 @@ _HOMES = {
     "AmqpMessage": "offload_rabbitmq.amqp",
     "RabbitmqSource": "offload_rabbitmq.source",
     "RabbitmqStream": "offload_rabbitmq.source",
-    "SegmentLedger": "offload_rabbitmq.ledger",
     "data_bodies": "offload_rabbitmq.amqp",
     "decode": "offload_rabbitmq.amqp",
     "open_url": "offload_rabbitmq.source",

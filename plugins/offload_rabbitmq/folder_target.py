@@ -26,16 +26,16 @@ from typing import Any, Final
 from offload.contracts.store import Buffer
 from offload.contracts.target import ChunkTarget, RestoreOrigin, Tell
 from offload.errors import Conflict, Diverged, Misuse, NotOffloaded
-from offload.model.chunk_table import ChunkTable
-from offload_rabbitmq.files import explained, shown
-from offload_rabbitmq.pair import Pair, parse_name
-from offload_rabbitmq.segment import INDEX_HEADER, SEGMENT_HEADER
-from offload_rabbitmq.segment_writer import (
+from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER
+from offload.local.files import explained, shown_path
+from offload.local.pair import Pair, parse_name
+from offload.local.segment_writer import (
     SEGMENT_SIZE_BYTES_MAX,
     SegmentWriter,
     has_filters,
     sync_folder,
 )
+from offload.model.chunk_table import ChunkTable
 
 SCHEME: Final = "rabbitmq://"
 STAGING: Final = ".offload-restore"
@@ -80,7 +80,7 @@ class FolderTarget(ChunkTarget):
     @property
     def url(self) -> str:
         """The scheme and the path."""
-        return SCHEME + shown(self._folder)
+        return SCHEME + shown_path(self._folder)
 
     async def open(self, origin: RestoreOrigin, tell: Tell) -> int:
         """See `ChunkTarget.open`. Raises `Conflict` if a process has a file of the folder open."""
@@ -123,8 +123,8 @@ class FolderTarget(ChunkTarget):
         with explained("look at", self._folder):
             if not self._folder.is_dir():
                 raise NotOffloaded(
-                    f"{shown(self._folder)} is no folder: declare the stream, stop the broker, and name the "
-                    "folder that the broker made for it; a stream of a running broker is "
+                    f"{shown_path(self._folder)} is no folder: declare the stream, stop the broker, and name "
+                    "the folder that the broker made for it; a stream of a running broker is "
                     "rabbitmq-stream://HOST/STREAM"
                 )
         _refuse_if_open(self._folder)
@@ -148,8 +148,8 @@ class FolderTarget(ChunkTarget):
             self._begin(plan)
         elif earlier != plan:
             raise Diverged(
-                f"{shown(self._staging)} has an unfinished restore of stream {earlier.get('stream')!r} with "
-                "other options: run that one again, or remove this folder"
+                f"{shown_path(self._staging)} has an unfinished restore of stream {earlier.get('stream')!r} "
+                "with other options: run that one again, or remove this folder"
             )
         if done is not None:
             self._next_offset = int(done["next_offset"])
@@ -238,13 +238,13 @@ def _refuse_if_not_empty(folder: Path) -> None:
         others = sorted(name for name in os.listdir(folder) if name != STAGING and not parse_name(name))
     if others:
         raise Misuse(
-            f"{shown(folder)} holds {others[0]!r}, which is no file of a stream: name that of one stream"
+            f"{shown_path(folder)} holds {others[0]!r}, which is no file of a stream: name that of one stream"
         )
     for name, size_bytes in _pairs_in(folder).items():
         if size_bytes > _head_size(name):
             raise Diverged(
-                f"{shown(folder / name)} holds chunks already: restore into the folder of a stream that was "
-                "just declared"
+                f"{shown_path(folder / name)} holds chunks already: restore into the folder of a stream that "
+                "was just declared"
             )
 
 
@@ -257,8 +257,9 @@ def _refuse_if_changed(folder: Path, staging: Path, sizes: Mapping[str, int]) ->
     for name, size_bytes in _pairs_in(folder).items():
         if size_bytes > _head_size(name) and (name in waiting or size_bytes != sizes.get(name)):
             raise Diverged(
-                f"{shown(folder / name)} holds chunks that this restore did not write: a broker was started "
-                "before the restore was complete; restore into the folder of a stream that was just declared"
+                f"{shown_path(folder / name)} holds chunks that this restore did not write: a broker was "
+                "started before the restore was complete; restore into the folder of a stream that was "
+                "just declared"
             )
 
 
@@ -272,7 +273,8 @@ def _refuse_if_open(folder: Path) -> None:
         with suppress(OSError):  # the process ended, or belongs to somebody else
             if os.readlink(descriptor).startswith(resolved):
                 raise Conflict(
-                    f"process {descriptor.parts[2]} has a file in {shown(folder)} open: stop the broker first"
+                    f"process {descriptor.parts[2]} has a file in {shown_path(folder)} open: "
+                    "stop the broker first"
                 )
 
 
@@ -324,7 +326,7 @@ def _read(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as exc:
-        raise Misuse(f"{shown(path)} is no file of a restore: remove {shown(path.parent)}") from exc
+        raise Misuse(f"{shown_path(path)} is no file of a restore: remove {shown_path(path.parent)}") from exc
 
 
 def _store(path: Path, document: Mapping[str, Any]) -> None:

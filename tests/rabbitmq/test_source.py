@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import pytest
 from offload_rabbitmq import RabbitmqSource, open_url, sample_path
-from offload_rabbitmq import sealed as sealed_module
 from osiris_data import DATA, chunks
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
@@ -19,6 +18,7 @@ from offload.contracts.store import Buffer
 from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
 from offload.formats.chunk import check_chunks
 from offload.formats.chunk_writer import build_chunk
+from offload.local import sealed as sealed_module
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offload_rabbitmq import recovery
-from offload_rabbitmq.recovery import Recovered, recover
 from osiris_data import DATA, INDEX_HEAD, MANIFEST, SEGMENT_HEAD, TORN
 from osiris_writer import simple_chunks, write_stream
 
 from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
+from offload.local import recovery
+from offload.local.recovery import Recovered, recover
 
 KEPT_BY_OSIRIS = {case: MANIFEST["torn"]["cases"][case]["after_osiris_recovery"] for case in TORN}
 

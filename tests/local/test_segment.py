@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offload_rabbitmq import pair as pair_module
-from offload_rabbitmq import segment as format_module
-from offload_rabbitmq.pair import Pair, parse_name
-from offload_rabbitmq.sealed import SealedPair, sealed_table
 from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD, STREAMS, chunks_in, index_of, segments
 from osiris_writer import simple_chunks, write_stream
 
 from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
+from offload.formats import segment as format_module
 from offload.formats.chunk import scan
+from offload.local import pair as pair_module
+from offload.local.pair import Pair, parse_name
+from offload.local.sealed import SealedPair, sealed_table
 
 Change = Callable[[bytearray], object]
 

@@ -22,6 +22,23 @@ from offload.formats.chunk import CHUNK_HEADER, CHUNK_SIZE_BYTES_MAX, ChunkHeade
 from offload.formats.layout import Layout, layout
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
+__all__ = [
+    "INDEX_HEADER",
+    "INDEX_MAGIC",
+    "INDEX_RECORD",
+    "SEGMENT_HEADER",
+    "SEGMENT_MAGIC",
+    "VERSION",
+    "IndexRecords",
+    "check_index_head",
+    "check_segment_head",
+    "chunk_table",
+    "describes",
+    "index_records",
+    "record_position",
+]
+
+
 VERSION: Final = 1
 SEGMENT_MAGIC: Final = b"OSIL"
 INDEX_MAGIC: Final = b"OSII"

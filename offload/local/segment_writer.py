@@ -23,10 +23,7 @@ from typing import Final
 
 from offload.errors import Misuse
 from offload.formats.chunk import CHUNK_HEADER
-from offload.model.chunk_table import ChunkTable, ChunkType
-from offload_rabbitmq.files import explained
-from offload_rabbitmq.pair import Pair
-from offload_rabbitmq.segment import (
+from offload.formats.segment import (
     INDEX_HEADER,
     INDEX_MAGIC,
     INDEX_RECORD,
@@ -34,6 +31,12 @@ from offload_rabbitmq.segment import (
     SEGMENT_MAGIC,
     VERSION,
 )
+from offload.local.files import explained
+from offload.local.pair import Pair
+from offload.model.chunk_table import ChunkTable, ChunkType
+
+__all__ = ["SEGMENT_SIZE_BYTES_MAX", "SegmentWriter", "has_filters", "sync_folder"]
+
 
 SEGMENT_CHUNKS_MAX: Final = 256_000
 SEGMENT_SIZE_BYTES_MAX: Final = 2**32

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 
 from offload.errors import Corrupt
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
-from offload.model.chunk_table import ChunkTable
-from offload_rabbitmq.files import opened, shown
-from offload_rabbitmq.pair import Pair, check_heads, header_at, read_index
-from offload_rabbitmq.segment import (
+from offload.formats.segment import (
     INDEX_RECORD,
     IndexRecords,
     chunk_table,
@@ -23,6 +20,11 @@ from offload_rabbitmq.segment import (
     index_records,
     record_position,
 )
+from offload.local.files import opened, shown_path
+from offload.local.pair import Pair, check_heads, header_at, read_index
+from offload.model.chunk_table import ChunkTable
+
+__all__ = ["SealedPair", "sealed_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def _read(pair: Pair, next_offset: int) -> ChunkTable:
         last = _last_header(pair, records, segment)
         size_bytes = os.fstat(segment).st_size
     _check_end(pair, records, last, next_offset=next_offset, size_bytes=size_bytes)
-    return chunk_table(records, last=last, first_offset=pair.offset, where=shown(pair.index))
+    return chunk_table(records, last=last, first_offset=pair.offset, where=shown_path(pair.index))
 
 
 def _whole_records(pair: Pair, raw: bytes) -> IndexRecords:
@@ -64,7 +66,7 @@ def _whole_records(pair: Pair, raw: bytes) -> IndexRecords:
     if len(raw) != end or not len(records):
         raise Corrupt(
             "size of the index",
-            shown(pair.index),
+            shown_path(pair.index),
             position=end,
             expected=f"whole records of {INDEX_RECORD.size_bytes} bytes, at least one",
             found=f"{len(records)} and {len(raw) - end} bytes",
@@ -102,7 +104,7 @@ def _check_end(
     if start + last.size_bytes != size_bytes:
         raise Corrupt(
             "last chunk of a sealed segment",
-            shown(pair.segment),
+            shown_path(pair.segment),
             position=start,
             expected=f"{last.size_bytes} bytes, as its header says",
             found=f"{size_bytes - start} bytes up to the end of the file",
@@ -111,4 +113,6 @@ def _check_end(
 
 def _at_the_end(pair: Pair, records: IndexRecords, expected: object, found: object) -> Corrupt:
     at = record_position(len(records) - 1)
-    return Corrupt("last record of the index", shown(pair.index), position=at, expected=expected, found=found)
+    return Corrupt(
+        "last record of the index", shown_path(pair.index), position=at, expected=expected, found=found
+    )

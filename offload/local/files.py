@@ -16,6 +16,9 @@ from typing import Final
 
 from offload.errors import Corrupt, Denied, NoSpace, OffloadError, TryAgain
 
+__all__ = ["explained", "open_file", "opened", "read_at", "read_into", "shown_path"]
+
+
 READ_SIZE_BYTES_MAX: Final = 2**30
 """The largest read in one system call. Linux returns less than 2 GiB."""
 
@@ -37,7 +40,7 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
 }
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def shown_path(path: str | os.PathLike[str]) -> str:
     """Return the path as text that can always be printed, whatever bytes its names have."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -49,7 +52,7 @@ def explained(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as exc:
         kind, advice = _NEXT.get(exc.errno or 0, (OffloadError, "see the cause"))
-        raise kind(f"{doing} {shown(path)}: {exc.strerror or exc}; {advice}") from exc
+        raise kind(f"{doing} {shown_path(path)}: {exc.strerror or exc}; {advice}") from exc
 
 
 def open_file(path: Path) -> int:
@@ -59,7 +62,7 @@ def open_file(path: Path) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise Corrupt("kind of file", shown(path), expected="a regular file", found=stat.filemode(mode))
+        raise Corrupt("kind of file", shown_path(path), expected="a regular file", found=stat.filemode(mode))
     return descriptor
 
 

@@ -14,8 +14,11 @@ from typing import Final
 
 from offload.errors import Corrupt
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
-from offload_rabbitmq.files import opened, read_at, shown
-from offload_rabbitmq.segment import SEGMENT_HEADER, check_index_head, check_segment_head
+from offload.formats.segment import SEGMENT_HEADER, check_index_head, check_segment_head
+from offload.local.files import opened, read_at, shown_path
+
+__all__ = ["Pair", "check_heads", "header_at", "parse_name", "read_index"]
+
 
 INDEX_SIZE_BYTES_MAX: Final = 64 << 20
 """The largest index that is read. osiris begins a new pair at 256,000 chunks, whose index has 7.4 MB."""
@@ -54,18 +57,18 @@ def read_index(pair: Pair) -> bytes:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes > INDEX_SIZE_BYTES_MAX:
             limit = f"at most {INDEX_SIZE_BYTES_MAX} bytes"
-            raise Corrupt("size of the index", shown(pair.index), expected=limit, found=size_bytes)
+            raise Corrupt("size of the index", shown_path(pair.index), expected=limit, found=size_bytes)
         return read_at(descriptor, 0, size_bytes, path=pair.index)
 
 
 def check_heads(pair: Pair, index: bytes, segment: int) -> None:
     """Check the file headers of the index, by its bytes, and of the segment, by its descriptor."""
-    check_index_head(index, where=shown(pair.index))
+    check_index_head(index, where=shown_path(pair.index))
     head = read_at(segment, 0, SEGMENT_HEADER.size_bytes, path=pair.segment)
-    check_segment_head(head, where=shown(pair.segment))
+    check_segment_head(head, where=shown_path(pair.segment))
 
 
 def header_at(pair: Pair, segment: int, position: int) -> ChunkHeader:
     """Return the header of the chunk at `position` of the segment. Raises `Corrupt` if there is none."""
     raw = read_at(segment, position, CHUNK_HEADER.size_bytes, path=pair.segment)
-    return ChunkHeader.decode(raw, where=shown(pair.segment), origin=position)
+    return ChunkHeader.decode(raw, where=shown_path(pair.segment), origin=position)

@@ -33,11 +33,14 @@ from pathlib import Path
 from typing import Final
 
 from offload.errors import Corrupt, TryAgain
-from offload_rabbitmq.files import explained, shown
-from offload_rabbitmq.newest import Newest, recover_newest
-from offload_rabbitmq.pair import Pair, parse_name, read_index
-from offload_rabbitmq.sealed import SealedPair
-from offload_rabbitmq.segment import index_records
+from offload.formats.segment import index_records
+from offload.local.files import explained, shown_path
+from offload.local.newest import Newest, recover_newest
+from offload.local.pair import Pair, parse_name, read_index
+from offload.local.sealed import SealedPair
+
+__all__ = ["Recovered", "recover"]
+
 
 TRIES_MAX: Final = 5
 
@@ -77,7 +80,7 @@ def _recover_once(folder: Path, stream: str) -> Recovered:
         # A listing takes several system calls, in which the broker may roll over or delete a pair. Only a
         # file that is missing from two equal listings is damage.
         if _Names.of(folder) != names:
-            raise TryAgain(f"{shown(folder)}: files were created or deleted while they were listed")
+            raise TryAgain(f"{shown_path(folder)}: files were created or deleted while they were listed")
         return _cut(pairs, Pair(folder, broken), names.missing(Pair(folder, broken)), stream)
 
     for count, pair in reversed(list(enumerate(pairs))):
@@ -106,7 +109,7 @@ class _Names:
             found = [parsed for name in os.listdir(folder) if (parsed := parse_name(name))]
         # A stream that the broker deleted meanwhile is no damage.
         if not found:
-            raise TryAgain(f"{shown(folder)} no longer holds a stream")
+            raise TryAgain(f"{shown_path(folder)} no longer holds a stream")
         return cls(
             frozenset(offset for offset, kind in found if kind == "segment"),
             frozenset(offset for offset, kind in found if kind == "index"),
@@ -126,7 +129,7 @@ class _Names:
     def missing(self, pair: Pair) -> Corrupt:
         """Return the damage of an incomplete pair: the file that it lacks."""
         absent = pair.segment if pair.offset in self.indexes else pair.index
-        return Corrupt("file", shown(absent), expected="a segment and its index", found="no such file")
+        return Corrupt("file", shown_path(absent), expected="a segment and its index", found="no such file")
 
 
 def _cut(sealed: list[Pair], broken: Pair, damage: Corrupt, stream: str) -> Recovered:

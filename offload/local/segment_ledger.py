@@ -13,10 +13,12 @@ from collections.abc import Callable
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
+from offload.local.files import open_file, read_at, read_into, shown_path
+from offload.local.pair import Pair
 from offload.model.chunk_table import ChunkTable
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
-from offload_rabbitmq.files import open_file, read_at, read_into, shown
-from offload_rabbitmq.pair import Pair
+
+__all__ = ["SegmentLedger"]
 
 
 class SegmentLedger(ReadHandle):
@@ -54,7 +56,7 @@ class SegmentLedger(ReadHandle):
     @property
     def where(self) -> str:
         """The segment file."""
-        return shown(self._pair.segment)
+        return shown_path(self._pair.segment)
 
     async def table(self) -> ChunkTable:
         """Return one row for each chunk; `position` is the byte in the segment file at which it begins."""

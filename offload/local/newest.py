@@ -15,10 +15,13 @@ import numpy as np
 from offload.errors import Corrupt
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
+from offload.formats.segment import SEGMENT_HEADER, IndexRecords, chunk_table, describes, index_records
+from offload.local.files import opened, read_at, shown_path
+from offload.local.pair import Pair, check_heads, header_at, read_index
 from offload.model.chunk_table import ChunkTable
-from offload_rabbitmq.files import opened, read_at, shown
-from offload_rabbitmq.pair import Pair, check_heads, header_at, read_index
-from offload_rabbitmq.segment import SEGMENT_HEADER, IndexRecords, chunk_table, describes, index_records
+
+__all__ = ["Newest", "recover_newest"]
+
 
 _PIECE_SIZE_BYTES: Final = 1 << 20
 
@@ -48,7 +51,7 @@ def recover_newest(pair: Pair) -> Newest | None:
             return None
         check_heads(pair, raw, descriptor)
     count, last = kept
-    rows = chunk_table(records[:count], last=last, first_offset=pair.offset, where=shown(pair.index))
+    rows = chunk_table(records[:count], last=last, first_offset=pair.offset, where=shown_path(pair.index))
     return Newest(pair, rows, last)
 
 
