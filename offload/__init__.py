@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         UnsupportedFormat,
     )
     from offload.formats.chunk_writer import build_chunk
+    from offload.local.memory_handle import MemoryHandle
     from offload.model.attempt import Attempt, Leftover, Receipt
     from offload.model.compression import Compression
     from offload.model.entry import Entry
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from offload.streams.dispatcher import Dispatcher
     from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
     from offload.streams.follower import Follower
-    from offload.streams.handles import MemoryHandle
     from offload.streams.job import Job
     from offload.streams.reader import Messages, StreamReader
     from offload.streams.sync import StreamReport, sync
@@ -213,7 +213,7 @@ _HOMES = {
     "Leftover": "offload.model.attempt",
     "Listed": "offload.contracts.store",
     "Manifest": "offload.model.manifest",
-    "MemoryHandle": "offload.streams.handles",
+    "MemoryHandle": "offload.local.memory_handle",
     "Messages": "offload.streams.reader",
     "Misuse": "offload.errors",
     "NoSpace": "offload.errors",

@@ -19,10 +19,10 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.plugin import Backend, hookimpl
 from offload.errors import Absent, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
+from offload.local.memory_handle import MemoryHandle
 from offload.model.entry import Entries, Entry, rows_of_entries
 from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree, no_groups
-from offload.streams.handles import MemoryHandle
 
 ATTEMPT = UUID(int=7)
 RECORDS_IN_CHUNK = 2

@@ -17,8 +17,8 @@ from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset, ProducerSequence
+from offload.local.memory_handle import MemoryHandle
 from offload.model.chunk_table import ChunkTable, ChunkType
-from offload.streams.handles import MemoryHandle
 
 EPOCH: Final = 3
 BIRTH_MS: Final = 1_700_000_000_000

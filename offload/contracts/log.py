@@ -140,7 +140,10 @@ class LedgerLog(ABC):
 
     @abstractmethod
     async def begin(self, offset: int) -> None:
-        """Let a log that never had a record begin at this offset. Raises `Misuse` if it has or had one."""
+        """Let a log without records begin at this offset.
+
+        Raises `Misuse` if it has a record, or ends behind the offset.
+        """
 
     @abstractmethod
     async def load_note(self, name: str) -> bytes | None:

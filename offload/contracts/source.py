@@ -149,6 +149,14 @@ class SourceStream(ABC):
         """
         return None
 
+    async def changed(self, mark: Hashable) -> bool:
+        """Wait until `mark` is another one than this, and return True.
+
+        Optional: a source whose broker is in this process wakes its readers at once. By default it returns
+        False at once, and whoever waits looks at intervals.
+        """
+        return False
+
     async def vouched(self, snapshot: Snapshot) -> int | None:
         """Return the offset up to which the broker vouches for a snapshot. None if nobody knows.
 

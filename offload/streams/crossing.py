@@ -408,6 +408,8 @@ class Crossing:
 
     async def _local_news(self) -> None:
         while True:
+            if self.local.believed.pending_seconds is None and await self.local.changed():
+                return
             seconds = self.env.backoff_seconds(
                 self._idle, base_seconds=LOOK_SECONDS_MIN, max_seconds=LOOK_SECONDS_MAX
             )

@@ -157,6 +157,10 @@ class LocalSide:
             return self.error is None
         return mark is None or mark != self._mark or self.extent.end != self.next_offset
 
+    async def changed(self) -> bool:
+        """Wait until the source has changed, if it can tell. Otherwise return False at once."""
+        return self._mark is not None and self.error is None and await self.source.changed(self._mark)
+
     async def windows(self, offset: int, until: int) -> AsyncGenerator[Window, None]:
         """Yield what may be read from the chunk that holds `offset` on, in windows of about 4 MiB.
 

@@ -15,11 +15,11 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
+from offload.local.memory_handle import MemoryHandle
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.handles import MemoryHandle
 
 
 def windows(*parts: bytes) -> Body:
