@@ -10,7 +10,7 @@ from offload.contracts.store import Buffer
 from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkTable, ChunkType
 
-__all__ = ["Messages", "Run", "WholeRun", "Window", "messages_of"]
+__all__ = ["MessageRun", "Messages", "WholeRun", "Window", "messages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Messages:
     """The number of the part of the stream that holds them."""
 
 
-class Run(ABC):
+class MessageRun(ABC):
     """A run of chunks that a reader has come to."""
 
     __slots__ = ("next_offset",)
@@ -62,7 +62,7 @@ class Run(ABC):
         """Take the chunks that are left, one after the other, as far as they are in memory."""
 
 
-class WholeRun(Run):
+class WholeRun(MessageRun):
     """The chunks of a window, which it keeps in memory."""
 
     __slots__ = ("_window",)
@@ -80,7 +80,7 @@ class WholeRun(Run):
         return messages_of(self._window, part=part)
 
 
-Row = tuple[int, int, int, int, int, int]
+ChunkRow = tuple[int, int, int, int, int, int]
 """A row of a chunk table as plain integers, in the order of its columns."""
 
 
@@ -92,7 +92,7 @@ def messages_of(window: Window, *, part: int = 1) -> Iterator[Messages]:
             yield batch
 
 
-def batch_of(window: Window, begin: int, row: Row, part: int) -> Messages | None:
+def batch_of(window: Window, begin: int, row: ChunkRow, part: int) -> Messages | None:
     """Return the messages of a chunk in a window that begins at `begin`; None if it is no user chunk."""
     offset, timestamp_ms, position, size, _, kind = row
     if kind != ChunkType.USER:

@@ -34,7 +34,7 @@ from offload.env import Env
 from offload.errors import Misuse, OffloadError
 from offload.model.chunk_table import ChunkTable
 from offload.streams.batches import Window
-from offload.streams.kept import Block, CachedStream, CachedStreams, Fragment, Kept, State, Tail
+from offload.streams.kept import Block, CachedStream, CachedStreams, Fragment, Kept, KeptState, KeptTail
 from offload.streams.paces import Pace
 from offload.streams.room import AGE_SECONDS, Room
 from offload.streams.windows import FIRST_WINDOW_SIZE_BYTES, READ_WINDOW_SIZE_BYTES
@@ -124,14 +124,14 @@ class BlockCache:
             self._begin()  # the tasks are the parent's, and so are the sockets behind them
         return self._streams.of(catalogue, view)
 
-    def tail(self, fragment: Fragment, view: StreamView) -> Kept[Tail]:
+    def tail(self, fragment: Fragment, view: StreamView) -> Kept[KeptTail]:
         """Return the fragment's tail, which `release` gives back. It may still be fetched."""
         self._refuse_if_closed()
         if fragment.tail is not None:
             return self._found(fragment.tail)
         entry = fragment.entry
-        kept = fragment.tail = Kept[Tail](fragment, entry.first_offset, entry.next_offset, 0)
-        kept.state = State.FETCHING
+        kept = fragment.tail = Kept[KeptTail](fragment, entry.first_offset, entry.next_offset, 0)
+        kept.state = KeptState.FETCHING
         self._start(kept, partial(self._open, fragment, view))
         kept.wanted += 1
         return kept
@@ -183,7 +183,7 @@ class BlockCache:
             await kept.settled.wait()
             if kept.error is not None:
                 raise kept.error
-            if kept.state is State.READY:
+            if kept.state is KeptState.READY:
                 self._room.use(kept)
             return kept.value
         finally:
@@ -194,11 +194,11 @@ class BlockCache:
         kept.wanted -= 1
         if kept.wanted:
             return
-        if kept.state is State.FETCHING:
-            kept.state = State.GONE
+        if kept.state is KeptState.FETCHING:
+            kept.state = KeptState.GONE
             kept.fragment.forget(kept)  # at once: a reader that asks now begins another fetch
             self._fetches[kept].cancel()
-        elif kept.state is State.QUEUED and isinstance(kept, Block):
+        elif kept.state is KeptState.QUEUED and isinstance(kept, Block):
             self._room.withdraw(kept)
             self._give_up(kept)
 
@@ -228,7 +228,7 @@ class BlockCache:
             raise Misuse("the cache of this reader was closed")
 
     def _found(self, kept: K) -> K:
-        if kept.state is State.READY:
+        if kept.state is KeptState.READY:
             self._hits += 1
             self._room.use(kept)
         else:
@@ -236,16 +236,16 @@ class BlockCache:
         kept.wanted += 1
         return kept
 
-    async def _open(self, fragment: Fragment, view: StreamView) -> tuple[Tail, int]:
+    async def _open(self, fragment: Fragment, view: StreamView) -> tuple[KeptTail, int]:
         handle = await view.open(fragment.entry)
         try:
-            tail = await Tail.of(handle, self.step_size_bytes)
+            tail = await KeptTail.of(handle, self.step_size_bytes)
         except BaseException:
             await handle.aclose()
             raise
         return tail, tail.size_bytes
 
-    async def _read(self, tail: Tail, rows: ChunkTable, then: ChunkTable) -> tuple[Window, int]:
+    async def _read(self, tail: KeptTail, rows: ChunkTable, then: ChunkTable) -> tuple[Window, int]:
         handle = tail.handle
         data = _kept(await handle.read_on(rows, then) if len(then) else await handle.read(rows))
         rows = rows.copy()  # not a slice of the table, which may leave before the block
@@ -267,7 +267,7 @@ class BlockCache:
             kept.error = fetch.exception()
             if kept.error is None:
                 value, size_bytes = fetch.result()
-        if kept.is_gone and isinstance(value, Tail):  # given up, and yet it came
+        if kept.is_gone and isinstance(value, KeptTail):  # given up, and yet it came
             self._close(value)
         if kept.is_gone or value is None:
             self._room.fetched(kept, 0)
@@ -283,7 +283,7 @@ class BlockCache:
 
     def _give_up(self, kept: Kept[Any]) -> None:
         """End the life of a value that never came."""
-        kept.state = State.GONE
+        kept.state = KeptState.GONE
         kept.fragment.forget(kept)
         kept.settled.set()
         if isinstance(kept, Block):
@@ -292,12 +292,12 @@ class BlockCache:
 
     def _drop(self, kept: Kept[Any]) -> None:
         """End the life of a value that leaves."""
-        if isinstance(kept.value, Tail):
+        if isinstance(kept.value, KeptTail):
             self._close(kept.value)
-        kept.state, kept.value = State.GONE, None
+        kept.state, kept.value = KeptState.GONE, None
         kept.fragment.forget(kept)
 
-    def _close(self, tail: Tail) -> None:
+    def _close(self, tail: KeptTail) -> None:
         closing = asyncio.ensure_future(_closed(tail.handle))
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)

@@ -23,9 +23,9 @@ from offload.contracts.catalogue import Catalogue, StreamView
 from offload.errors import Absent, Corrupt, OffloadError
 from offload.model.chunk_table import row_from, row_holding
 from offload.model.entry import Entry
-from offload.streams.batches import Messages, Row, Run, Window, batch_of
+from offload.streams.batches import ChunkRow, MessageRun, Messages, Window, batch_of
 from offload.streams.block_cache import BlockCache
-from offload.streams.kept import Block, Fragment, Kept, Tail
+from offload.streams.kept import Block, Fragment, Kept, KeptTail
 from offload.streams.paces import Pace
 from offload.streams.windows import EntriesAhead, WindowStream
 
@@ -35,7 +35,7 @@ DECODED_SIZE_BYTES: Final = 4096
 ROWS_AT_ONCE: Final = 4
 
 
-class Piece(Run):
+class Piece(MessageRun):
     """A run of chunks of one fragment, and the block of the cache that has them. It holds no bytes."""
 
     __slots__ = ("_rows", "block", "end_offset", "fragment", "is_claimed", "own", "start", "stop", "tail")
@@ -52,13 +52,13 @@ class Piece(Run):
         self.is_claimed = False
         """True as long as the block must be given back."""
 
-        self.tail: Kept[Tail] | None = None
+        self.tail: Kept[KeptTail] | None = None
         """The tail that this piece waits for."""
 
         self.own: Window | None = None
         """The bytes of a block that is larger than the cache."""
 
-        self._rows: list[Row] = []
+        self._rows: list[ChunkRow] = []
         """The next few rows, the last one first."""
 
     @property
@@ -116,7 +116,7 @@ class Piece(Run):
             size_bytes += row[3]
         return batches
 
-    def _next_row(self, window: Window) -> Row:
+    def _next_row(self, window: Window) -> ChunkRow:
         if not self._rows:
             assert self.block is not None
             at = self.start - self.block.start
@@ -171,7 +171,7 @@ class CachedWindows:
         self._cache.moved(self._stream, self._pace, run.next_offset)
         return window
 
-    async def next_run(self) -> Run | None:
+    async def next_run(self) -> MessageRun | None:
         """Return the next run of chunks, or None at the end.
 
         Its bytes stay in memory until the caller waits for anything. Raises as `__anext__` does.
@@ -259,7 +259,7 @@ class CachedWindows:
         self._line.append(Piece(self._stream.fragment(entry)))
         return True
 
-    async def _tail_of(self, piece: Piece, *, is_first: bool) -> Tail | None:
+    async def _tail_of(self, piece: Piece, *, is_first: bool) -> KeptTail | None:
         """Return the tail of a piece's fragment. Waits for it only if the piece is the first."""
         while True:
             if piece.tail is not None and piece.tail.is_gone and is_first:
@@ -275,12 +275,12 @@ class CachedWindows:
             if found is not None:
                 return found
 
-    def _bound(self, piece: Piece, tail: Tail) -> None:
+    def _bound(self, piece: Piece, tail: KeptTail) -> None:
         entry = piece.fragment.entry
         piece.start = row_holding(tail.table, max(self._offset, entry.first_offset))
         piece.stop = row_from(tail.table, min(entry.next_offset, self._until))
 
-    def _claim(self, piece: Piece, tail: Tail, number: int) -> bool:
+    def _claim(self, piece: Piece, tail: KeptTail, number: int) -> bool:
         """Ask for a block. If it has only the first chunks of the piece, the others become the next piece."""
         block = self._cache.block(
             piece.fragment, piece.start, size_bytes=self._size_bytes, until=piece.stop, is_ahead=number > 0

@@ -35,10 +35,10 @@ from offload.errors import (
 )
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
-from offload.streams.batches import Messages
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `offload ls` reads no message, and importing the decoders takes time
     from offload.contracts.catalogue import Catalogue, StreamView
+    from offload.streams.batches import Messages
     from offload.streams.reader import StreamReader
 
 __all__ = ["grouped", "live_parts", "place_of", "with_parts"]
@@ -168,7 +168,7 @@ async def read_through(
                 stream = parts[0].stream
                 emit(Skipped(stream=stream, from_offset=reached, to_offset=offset, part=part.part))
         async with aclosing(part.messages_here(offset)) as batches:
-            handed = list[Messages]()  # as in `StreamReader.messages_here`
+            handed: list[Messages] = []  # as in `StreamReader.messages_here`
             async for batch in batches:
                 handed.append(batch)
                 del batch

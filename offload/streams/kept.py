@@ -29,7 +29,7 @@ from offload.streams.paces import Paces
 T = TypeVar("T")
 
 
-class State(Enum):
+class KeptState(Enum):
     """The life of what is kept."""
 
     QUEUED = auto()
@@ -63,7 +63,7 @@ class Kept(Generic[T]):
         self.size_bytes: int = size_bytes
         """The memory that it takes, or that its fetch will take."""
 
-        self.state = State.QUEUED
+        self.state = KeptState.QUEUED
         self.value: T | None = None
         self.error: BaseException | None = None
         self.settled = asyncio.Event()
@@ -82,11 +82,11 @@ class Kept(Generic[T]):
     @property
     def is_gone(self) -> bool:
         """True if it must be asked for again."""
-        return self.state is State.GONE
+        return self.state is KeptState.GONE
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class KeptTail:
     """An opened fragment."""
 
     handle: ReadHandle
@@ -98,7 +98,7 @@ class Tail:
     """The chunks that do not follow the chunk before them in the bytes: a handle may join several objects."""
 
     @classmethod
-    async def of(cls, handle: ReadHandle, step_size_bytes: int) -> Tail:
+    async def of(cls, handle: ReadHandle, step_size_bytes: int) -> KeptTail:
         """Return the tail of a fragment that was just opened."""
         table = await handle.table()
         steps = [0]
@@ -139,7 +139,7 @@ class Block(Kept[Window]):
         super().__init__(fragment, int(rows["offset"][0]), next_offset, int(rows["size_bytes"].sum()))
         self.size_bytes += rows.nbytes
         self.start, self.stop = start, start + len(rows)
-        self.tail: Kept[Tail] | None = None
+        self.tail: Kept[KeptTail] | None = None
         """The tail that its fetch uses, and pins."""
 
 
@@ -150,7 +150,7 @@ class Fragment:
 
     def __init__(self, stream: CachedStream, entry: Entry) -> None:
         self.stream, self.entry = stream, entry
-        self.tail: Kept[Tail] | None = None
+        self.tail: Kept[KeptTail] | None = None
         self._blocks: list[Block] = []
         self._starts: list[int] = []
 

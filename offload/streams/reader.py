@@ -36,7 +36,7 @@ from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.streams import joined
-from offload.streams.batches import Messages, Run, Window, messages_of
+from offload.streams.batches import MessageRun, Messages, Window, messages_of
 from offload.streams.block_cache import BlockCache
 from offload.streams.cached_windows import CachedWindows
 from offload.streams.watch import News, StreamWatch, look
@@ -387,7 +387,7 @@ class StreamWindows:
 
     def _open(self, view: StreamView, offset: int) -> None:
         self._view = view
-        self._run: Run | None = None
+        self._run: MessageRun | None = None
         self._source: WindowStream | CachedWindows = self._reader.source_of(
             view, offset, until=self._until, keep=self._keep
         )
@@ -403,7 +403,7 @@ class StreamWindows:
         self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
         return window
 
-    async def next_run(self) -> Run | None:
+    async def next_run(self) -> MessageRun | None:
         """Return the next run of chunks, to take chunk by chunk, or None at the end.
 
         Raises as `__anext__` does.

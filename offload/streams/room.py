@@ -23,7 +23,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from offload.streams.kept import Block, Kept, State
+from offload.streams.kept import Block, Kept, KeptState
 from offload.streams.paces import STILL_SECONDS
 
 __all__ = ["AGE_SECONDS", "Room"]
@@ -109,7 +109,7 @@ class Room:
             self.ahead_size_bytes += size_bytes - kept.size_bytes
         kept.size_bytes = size_bytes
         self.ready_size_bytes += size_bytes
-        kept.state, kept.used_at = State.READY, self._clock()
+        kept.state, kept.used_at = KeptState.READY, self._clock()
         self._ready[kept] = kept.used_at
         self.shrink()
 
@@ -155,7 +155,7 @@ class Room:
         return not self.fetching_size_bytes and not any(isinstance(each, Block) for each in self._ready)
 
     def _reserve(self, block: Block) -> None:
-        block.state = State.FETCHING
+        block.state = KeptState.FETCHING
         self.fetching_size_bytes += block.size_bytes
 
     def _make_room(self, size_bytes: int, wanted_in: float) -> bool:

@@ -42,7 +42,7 @@ from offload.formats.keys import StreamKeys
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.batches import Window, messages_of
-from offload.streams.kept import Block, State, Tail
+from offload.streams.kept import Block, KeptState, KeptTail
 from offload.streams.room import AGE_SECONDS
 from offload.upkeep.compact.stream import compact
 
@@ -317,7 +317,7 @@ class SharedReads(RuleBasedStateMachine):
         cache, room = self.world.cache, self.world.cache._room
         ready, fetching = [*room._ready], [*cache._fetches]
         for kept in ready:
-            assert kept.state is State.READY
+            assert kept.state is KeptState.READY
             if isinstance(kept, Block):
                 assert kept.value is not None
                 self.check_window(kept.value)
@@ -328,7 +328,7 @@ class SharedReads(RuleBasedStateMachine):
         ahead = [kept for kept in {*ready, *fetching} if kept.is_ahead]
         assert room.ahead_size_bytes == sum(kept.size_bytes for kept in ahead) <= cache.size_bytes // 2
         blocks = [kept.size_bytes for kept in {*ready, *fetching} if isinstance(kept, Block)]
-        tails = [kept for kept in ready if isinstance(kept.value, Tail)]
+        tails = [kept for kept in ready if isinstance(kept.value, KeptTail)]
         assert sum(blocks) <= max([cache.size_bytes, *blocks])
         assert room.size_bytes <= cache.size_bytes or len(blocks) <= 1 or tails
         for kept in {*ready, *fetching}:
