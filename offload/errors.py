@@ -3,7 +3,8 @@
 ```text
 OffloadError
 ├── TryAgain             nothing was committed; the same call may succeed
-│   └── Throttled        the store wants fewer requests: also send them more slowly from now on
+│   ├── Throttled        the store wants fewer requests: also send them more slowly from now on
+│   └── AlreadyRunning   the same work runs already: wait for it
 ├── Conflict             another writer moved the root: load it again and decide again
 ├── Fenced               another writer holds the stream: this writer stops for good
 │   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation (is also NotOffloaded)
@@ -39,6 +40,7 @@ from typing import Any
 __all__ = [
     "Absent",
     "AlreadyExists",
+    "AlreadyRunning",
     "AnchorLost",
     "BeingRebuilt",
     "Conflict",
@@ -93,6 +95,10 @@ class Throttled(TryAgain):
         super().__init__(message)
         self.pause_seconds = pause_seconds
         """The pause that the store asks for (Retry-After), in seconds. None if it does not ask for one."""
+
+
+class AlreadyRunning(TryAgain):
+    """The same work runs in this process already, and is not begun a second time. Wait until it has ended."""
 
 
 class Conflict(OffloadError):

@@ -40,7 +40,8 @@ ROOMS = {
     "native": "ground, model, formats, contracts, store, commit",
     "streams": "ground, model, formats, contracts, commit",
     "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
-    "session": "ground, model, formats, contracts, store, commit, native, streams, upkeep",
+    "managed": "ground, model, formats, contracts, streams, upkeep",
+    "session": "ground, model, formats, contracts, store, local, commit, native, streams, upkeep, managed",
     "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session",
     "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session, service",
 }

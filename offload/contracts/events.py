@@ -16,12 +16,16 @@ if TYPE_CHECKING:  # plugins import events, and finding plugins must not import 
     from offload.model.manifest import Manifest
 
 __all__ = [
+    "AppendsHeld",
     "CommitFailed",
     "CommitInDoubt",
     "CopyBegun",
     "DamageFound",
     "Event",
     "FragmentUploaded",
+    "LedgerRolled",
+    "LedgersOffloaded",
+    "LocalLedgerDeleted",
     "ManifestCommitted",
     "PartBegun",
     "Skipped",
@@ -179,3 +183,46 @@ class UpkeepFinished(Event):
     error: OffloadError | None
     """The first error of any stream, or the first damage. The other streams were worked on, unless the store
     denies everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRolled(Event):
+    """A managed ledger has sealed its open ledger."""
+
+    stream: str
+    ledger_id: int
+    records: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgersOffloaded(Event):
+    """A managed ledger has copied sealed ledgers to its tier: the offsets [first_offset, next_offset)."""
+
+    stream: str
+    first_offset: int
+    next_offset: int
+    stored_size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLedgerDeleted(Event):
+    """A managed ledger has deleted the local copy of a ledger."""
+
+    stream: str
+    ledger_id: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendsHeld(Event):
+    """The local log of a managed ledger has passed its bound. Its policy says what appends do.
+
+    Emitted when the bound is passed, and not again before the log was below it.
+    """
+
+    stream: str
+    size_bytes: int
+    size_bytes_max: int

@@ -19,7 +19,7 @@ __all__ = ["MemoryDisk", "MemoryLog"]
 
 
 @dataclass(slots=True)
-class MemoryLedger:
+class _Ledger:
     """A ledger, and its chunks."""
 
     facts: LocalLedger
@@ -30,7 +30,7 @@ class MemoryLedger:
 class MemoryDisk:
     """What outlives the process: the ledgers and notes of one stream."""
 
-    ledgers: list[MemoryLedger] = field(default_factory=list)
+    ledgers: list[_Ledger] = field(default_factory=list)
     notes: dict[str, bytes] = field(default_factory=dict)
     epoch: int = 0
 
@@ -164,5 +164,5 @@ def check_begin(ledgers: Sequence[LocalLedger], offset: int, *, where: str) -> N
         raise Misuse(f"{where} has {has}: it cannot begin at offset {offset}")
 
 
-def _fresh(offset: int) -> MemoryLedger:
-    return MemoryLedger(LocalLedger(ledger_id=offset, first_offset=offset, next_offset=offset, size_bytes=0))
+def _fresh(offset: int) -> _Ledger:
+    return _Ledger(LocalLedger(ledger_id=offset, first_offset=offset, next_offset=offset, size_bytes=0))

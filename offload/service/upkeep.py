@@ -36,6 +36,7 @@ from offload.env import Env
 from offload.errors import Denied, OffloadError, StoreDenied
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
+from offload.upkeep.clock import ClockGuard
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.sweep.tier import sweep
@@ -48,9 +49,6 @@ __all__ = ["Upkeep"]
 JITTER: Final = 0.1
 FRAGMENTS_MIN: Final = 8
 """The fewest fragments that are merged into one: a merge copies all their bytes, so it has to be worth it."""
-
-CLOCK_AHEAD_SECONDS_MAX: Final = 3600.0
-"""How far the wall clock may run ahead of the monotonic one. A change of a time zone does not move it."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -95,11 +93,10 @@ class Upkeep:
     running: str | None = None
     """The name of the job that runs now."""
     _jobs: list[_Job] = field(init=False)
-    _clock_seconds: float = field(init=False)
-    """The difference between the two clocks when this process began."""
+    _clock: ClockGuard = field(init=False)
 
     def __post_init__(self) -> None:
-        self._clock_seconds = self._clock_difference()
+        self._clock = ClockGuard(self.env)
         every = self.config.upkeep
         jobs = {
             "retention": (every.retention_seconds, self._retain),
@@ -179,7 +176,7 @@ class Upkeep:
                 continue
             try:
                 if retention.age_seconds_max is not None:
-                    self._check_clock()
+                    self._clock.check()
                 reports = await trim_parts(self.tier_for(stream), stream, retention, env=self.env)
             except StoreDenied:  # every other stream would be denied too
                 raise
@@ -211,24 +208,11 @@ class Upkeep:
                 return
 
     async def _sweep(self, tally: JobTally) -> None:
-        self._check_clock()
+        self._clock.check()
         report = await sweep(self.tier, env=self.env)
         for row in report.streams:
             error = row.errors[0] if row.errors else None
             tally.add(row.deleted.objects.total(), row.deleted.bytes.total(), error)
-
-    def _check_clock(self) -> None:
-        """Raise `Denied` if the wall clock of this machine has jumped ahead since this process began."""
-        ahead = self._clock_difference() - self._clock_seconds
-        if ahead > CLOCK_AHEAD_SECONDS_MAX:
-            raise Denied(
-                f"the clock of this machine has jumped {ahead / 3600:,.1f} hours ahead since this process "
-                "began, so nothing is deleted by age, and nothing is swept; correct the clock, or restart "
-                "this process if the clock is right"
-            )
-
-    def _clock_difference(self) -> float:
-        return self.env.now_ms() / 1000 - self.env.monotonic()
 
     async def _verify(self, tally: JobTally) -> None:
         rate = self.config.upkeep.verify_bytes_per_second_max

@@ -16,11 +16,12 @@ from offload.errors import Denied, StoreDenied, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
-from offload.service.upkeep import CLOCK_AHEAD_SECONDS_MAX, FRAGMENTS_MIN, Upkeep
+from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
+from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.retention import Retention
 

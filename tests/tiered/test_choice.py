@@ -15,7 +15,7 @@ ENDS = st.integers(0, 12)
 def extents(draw: st.DrawFn) -> Extent:
     first, end = sorted((draw(ENDS), draw(ENDS)))
     begin, failed = sorted((draw(ENDS), draw(ENDS)))
-    failure = Failure(begin, failed, TryAgain("down")) if draw(st.booleans()) else None
+    failure = Failure(begin, failed, TryAgain("down")) if begin < failed and draw(st.booleans()) else None
     return Extent(first, end, failure)
 
 

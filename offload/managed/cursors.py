@@ -1,0 +1,134 @@
+"""Cursors: consumers by name, each with the offset up to which it has acknowledged everything.
+
+    {"version": 1, "cursors": {"billing": 6250, "search": 12500}}
+
+The positions are saved as one small note: beside the log, or as an object of any store. They are saved some
+time after they moved, so a crash may take the last acknowledgements back. A consumer then gets those messages
+again, and never misses one.
+
+Invariant: a position never falls, unless its cursor is reset.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Final
+
+from offload.contracts.log import LedgerLog
+from offload.contracts.store import Body, ObjectStore
+from offload.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
+
+__all__ = ["CursorPlace", "LogCursors", "StoreCursors"]
+
+
+CURSORS_VERSION: Final = 1
+CURSORS_NOTE: Final = "cursors"
+NAME_SIZE_MAX: Final = 256
+NOTE_SIZE_BYTES_MAX: Final = 2**20
+
+
+class CursorPlace(ABC):
+    """A place that keeps the positions of a stream's cursors as one small note."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The file or object, for messages."""
+
+    @abstractmethod
+    async def load(self) -> bytes | None:
+        """Return the note; None if there is none."""
+
+    @abstractmethod
+    async def save(self, note: bytes) -> None:
+        """Replace the note, whole. It is durable when the call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogCursors(CursorPlace):
+    """Keeps the positions beside the log."""
+
+    log: LedgerLog
+
+    @property
+    def where(self) -> str:
+        """The log."""
+        return f"{self.log.where}, note {CURSORS_NOTE!r}"
+
+    async def load(self) -> bytes | None:
+        """See `CursorPlace.load`."""
+        return await self.log.load_note(CURSORS_NOTE)
+
+    async def save(self, note: bytes) -> None:
+        """See `CursorPlace.save`."""
+        await self.log.save_note(CURSORS_NOTE, note)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCursors(CursorPlace):
+    """Keeps the positions as an object of a store, so that they outlive the machine.
+
+    Give it a place of its own beside the tier, such as `session.store("s3://bucket/cursors")`, and the key of
+    this stream. One process at a time may own the stream: the last one that saves is believed.
+    """
+
+    store: ObjectStore
+    key: str
+
+    @property
+    def where(self) -> str:
+        """The URL and the key."""
+        return f"{self.store.url}/{self.key}"
+
+    async def load(self) -> bytes | None:
+        """See `CursorPlace.load`."""
+        try:
+            return bytes(await self.store.get(self.key))
+        except NotFound:
+            return None
+
+    async def save(self, note: bytes) -> None:
+        """See `CursorPlace.save`."""
+        await self.store.put(self.key, Body.of(note))
+
+
+def encode_cursors(positions: dict[str, int]) -> bytes:
+    """Return the note of these positions. Raises `Misuse` if it exceeds 1 MiB."""
+    note = json.dumps({"version": CURSORS_VERSION, "cursors": positions}, sort_keys=True).encode()
+    if len(note) > NOTE_SIZE_BYTES_MAX:
+        raise Misuse(f"{len(positions)} cursors do not fit {NOTE_SIZE_BYTES_MAX} bytes: delete some")
+    return note
+
+
+def decode_cursors(note: bytes, *, where: str) -> dict[str, int]:
+    """Return the positions in a note. Raises `Corrupt` or `UnsupportedFormat`."""
+    if len(note) > NOTE_SIZE_BYTES_MAX:
+        raise Corrupt(
+            "size of the cursors", where, expected=f"at most {NOTE_SIZE_BYTES_MAX}", found=len(note)
+        )
+    try:
+        value: Any = json.loads(note)
+        version, positions = value["version"], value["cursors"]
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise Corrupt("cursors", where, expected="an object with version and cursors", found="none") from exc
+    if version != CURSORS_VERSION:
+        raise UnsupportedFormat(
+            f"{where} has version {version!r}; this program reads version {CURSORS_VERSION}"
+        )
+    is_right = isinstance(positions, dict) and all(
+        isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset < 2**64
+        for offset in positions.values()
+    )
+    if not is_right:
+        raise Corrupt("cursors", where, expected="an offset for each name", found="something else")
+    return dict(positions)
+
+
+def check_cursor_name(name: str) -> None:
+    """Raise `Misuse` unless this can be the name of a cursor."""
+    if not 0 < len(name) <= NAME_SIZE_MAX or not name.isprintable():
+        raise Misuse(f"the name of a cursor has 1 to {NAME_SIZE_MAX} printable characters, not {name[:40]!r}")
