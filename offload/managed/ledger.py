@@ -55,6 +55,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
+from offload.managed.budget import ByteBudget
 from offload.managed.contexts import LedgerContext, contexts_of
 from offload.managed.cursors import (
     CursorPlace,
@@ -88,6 +89,7 @@ from offload.upkeep.retention import Retention, delete_stream
 __all__ = ["LedgerState", "ManagedLedger"]
 
 
+APPEND_SIZE_BYTES_MAX: Final = 64 * 2**20
 STEP_SECONDS_MAX: Final = 3600.0
 RETRY_SECONDS_MAX: Final = 60.0
 PAUSED_STEP_SECONDS: Final = 300.0
@@ -121,9 +123,10 @@ class ManagedLedger:
         place: CursorPlace,
         cache: BlockCache | None,
         watch: StreamWatch,
+        budget: ByteBudget,
         env: Env,
         emit: Callable[[Event], None],
-        due: Callable[[ManagedLedger], None],
+        due: Callable[[ManagedLedger, float], None],
     ) -> None:
         """Use `open`."""
         self.log, self.tier, self.policy = log, tier, policy
@@ -133,7 +136,7 @@ class ManagedLedger:
         self.source: Final = LogStream(log)
         """The log as a stream of a source, for followers and readers."""
 
-        self._env, self._emit, self._due = env, emit, due
+        self._env, self._emit, self._due, self._budget = env, emit, due, budget
         self._cache, self._watch, self._place = cache, watch, place
         self._copy = TierCopy(log=log, source=self.source, tier=tier, env=env, emit=self._tell)
         self._clock = ClockGuard(env)
@@ -158,15 +161,17 @@ class ManagedLedger:
         cursors: CursorPlace | None = None,
         cache: BlockCache | None = None,
         watch: StreamWatch | None = None,
+        budget: ByteBudget | None = None,
         env: Env | None = None,
         emit: Callable[[Event], None] = lambda event: None,
-        due: Callable[[ManagedLedger], None] = lambda ledger: None,
+        due: Callable[[ManagedLedger, float], None] = lambda ledger, seconds: None,
     ) -> Self:
         """Return the managed ledger of a log, which it closes. The tier may have the stream, or not yet.
 
         A log without records, such as that of a new disk, begins where the tier ends. Only for that the tier
         is asked now. `cursors` defaults to a note beside the log. Readers share `cache`; those that wait
-        share `watch`. `due` is called when `step` has something to do earlier than it said.
+        share `watch`; appends under way share `budget`. `due` is called with the seconds after which `step`
+        has something to do, if that is earlier than it said.
 
         Raises `Corrupt` if the log's ledgers are no run, and what the log and the tier raise.
         """
@@ -178,6 +183,7 @@ class ManagedLedger:
             place=cursors or LogCursors(log),
             cache=cache,
             watch=watch or StreamWatch(tier, env=env),
+            budget=budget or ByteBudget(APPEND_SIZE_BYTES_MAX),
             env=env,
             emit=emit,
             due=due,
@@ -223,10 +229,12 @@ class ManagedLedger:
         self._refuse_if_over()
         await self._wait_for_room()
         is_first = not self.log.ledgers[-1].records
-        offset = await self.log.append(records, timestamp_ms=self._env.now_ms())
+        async with self._budget.take(sum(map(len, records))):
+            self._refuse_if_over()
+            offset = await self.log.append(records, timestamp_ms=self._env.now_ms())
         if is_first:
             self._began_seconds = self._env.monotonic()
-            self._due(self)
+            self._ask_for_a_step(inf if self.policy.roll_seconds is None else self.policy.roll_seconds)
         self.source.wake()
         if self.log.ledgers[-1].size_bytes >= self.policy.roll_size_bytes:
             await self.roll(self.policy.roll_size_bytes)
@@ -248,7 +256,7 @@ class ManagedLedger:
                     size_bytes=sealed.size_bytes,
                 )
             )
-            self._due(self)
+            self._ask_for_a_step(0.0)
 
     async def _wait_for_room(self) -> None:
         bound = self.policy.local_size_bytes_max
@@ -258,7 +266,7 @@ class ManagedLedger:
             if not self._is_held:
                 self._is_held = True
                 self._tell(AppendsHeld(stream=self.name, size_bytes=size, size_bytes_max=bound))
-                self._due(self)
+                self._ask_for_a_step(0.0)
             if self.policy.when_full is WhenFull.GROW:
                 return
             if self.policy.when_full is WhenFull.REJECT:
@@ -373,7 +381,7 @@ class ManagedLedger:
     def _note_move(self) -> None:
         if self._moved_seconds is None:
             self._moved_seconds = self._env.monotonic()
-            self._due(self)
+            self._ask_for_a_step(SAVE_SECONDS)
 
     async def _save_cursors(self) -> None:
         if self._cursors == self._saved:
@@ -504,6 +512,11 @@ class ManagedLedger:
             self._tell(StreamResumed(stream=self.name))
         self._is_paused, self._failures, self.error = False, 0, None
         return self._seconds_until_due()
+
+    def _ask_for_a_step(self, seconds: float) -> None:
+        # After an error the next step comes when that said, however much is appended meanwhile.
+        if self.error is None:
+            self._due(self, seconds)
 
     def _fence(self, error: Fenced) -> float:
         self.state, self.error = LedgerState.FENCED, error
