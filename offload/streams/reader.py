@@ -30,7 +30,7 @@ from typing import Final, Self, TypeVar
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, NotOffloaded, StreamDeleted
+from offload.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
@@ -89,9 +89,11 @@ class StreamReader:
         emit: Callable[[Event], None] = warn_of_skips,
         part: int = 1,
         cache: BlockCache | None = None,
+        watch: StreamWatch | None = None,
     ) -> None:
         """`committed` comes from an earlier view of this catalogue. Reads it alone. Makes no request."""
         self._catalogue, self._in_flight, self.emit, self._cache = catalogue, in_flight, emit, cache
+        self._watch = watch
         self._view = catalogue.view_of(committed)
         self.stream = committed.stream
         """The name by which the reader was opened. Its own part has another if part 1 was deleted."""
@@ -109,19 +111,31 @@ class StreamReader:
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
         cache: BlockCache | None = None,
+        watch: StreamWatch | None = None,
+        max_staleness_seconds: float = 0.0,
     ) -> StreamReader:
         """Return a reader of the newest views. `in_flight` is the number of requests ahead of its consumer.
 
         Readers with the same `cache` share what they read, if they have the same catalogue. Close the cache
-        after them.
+        after them. Readers with the same `watch` wait together when they follow. `Session.reader` opens
+        readers with those of a session.
+
+        With `max_staleness_seconds`, the views may be those of an earlier opening with this watch that is no
+        older, and then no request is sent. Commits of this process are never missed, if the watch hears of
+        them. `refresh` gets the newest views.
 
         Raises `NotOffloaded` if there is no such stream, and `StreamDeleted` if all of its parts were
         deleted. A stream without parts costs one listing more than its view.
         """
-        readers = [
-            cls(catalogue, view.committed, in_flight=in_flight, emit=emit, part=part, cache=cache)
-            for part, view in await joined.live_parts(catalogue, stream)
-        ]
+        if watch is None and max_staleness_seconds:
+            raise Misuse("max_staleness_seconds needs a watch, which remembers the views")
+        views: Sequence[tuple[int, StreamView]] = (
+            await joined.live_parts(catalogue, stream)
+            if watch is None
+            else await watch.parts(stream, max_staleness_seconds=max_staleness_seconds)
+        )
+        how = partial(cls, catalogue, in_flight=in_flight, emit=emit, cache=cache, watch=watch)
+        readers = [how(view.committed, part=part) for part, view in views]
         reader = readers[0]
         reader.stream, reader.parts = stream, readers
         return reader
@@ -211,12 +225,13 @@ class StreamReader:
     ) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, as `messages` does, and then what comes later.
 
-        Never ends by itself. Readers that share a `watch` wait together; by default each looks for itself.
+        Never ends by itself. Readers that share a `watch` wait together. The default is the watch that the
+        reader was opened with; without any, it looks for itself.
         `caught_up` is called each time all that was committed has been delivered. Offsets that are trimmed
         while this waits are reported as `Skipped`. Raises `StreamDeleted` if the newest part is deleted, and
         `TryAgain` if the store does not answer for long: follow again, from behind the last offset.
         """
-        watch = watch or StreamWatch(self._catalogue)
+        watch = watch or self._watch or StreamWatch(self._catalogue)
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
             async with aclosing(self.messages(place)) as batches:
@@ -258,6 +273,7 @@ class StreamReader:
                 emit=self.emit,
                 part=number,
                 cache=self._cache,
+                watch=self._watch,
             )
             for number, view in news.parts
         ]

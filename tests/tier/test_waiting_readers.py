@@ -10,6 +10,7 @@ import pytest
 from offload_conformance import ledger_of
 
 from offload import (
+    Misuse,
     ObjectStoreOffloader,
     Retention,
     StreamDeleted,
@@ -19,12 +20,14 @@ from offload import (
     delete_stream,
     trim,
 )
+from offload.contracts.catalogue import StreamView
 from offload.contracts.events import Event, Skipped
 from offload.env import Env
 from offload.model.part import StreamPart
 from offload.model.position import PartOffset
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
+from offload.streams import watch as watch_module
 from offload.streams.reader import Messages
 from offload.streams.watch import StreamWatch
 
@@ -42,10 +45,11 @@ class World:
         self.others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
         self.ours = ObjectStoreOffloader(self.store, emit=self.tell)
         self.followed: list[AsyncGenerator[Messages, None]] = []
+        self.now = 0.0
         self.slept: list[float] = []
         self.looks = asyncio.Semaphore(0)
         """One for each look that may follow another: time passes only in tests that release it."""
-        self.watch = StreamWatch(self.ours, env=Env(sleep=self.sleep))
+        self.watch = StreamWatch(self.ours, env=Env(sleep=self.sleep, monotonic=lambda: self.now))
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -247,3 +251,112 @@ def test_a_refreshed_reader_knows_the_newest_state() -> None:
             await reader.refresh()
 
     run(act)
+
+
+def test_a_stream_that_this_process_begins_again_is_never_taken_for_its_earlier_life() -> None:
+    """A reader of the earlier life gets an error, and one of the new life waits undisturbed."""
+
+    async def act(world: World) -> None:
+        old = asyncio.ensure_future(anext(world.at_the_end(await world.reader())))
+        await until(lambda: bool(world.slept))
+        await delete_stream(world.ours, STREAM)
+        writer = await StreamWriter.claim(world.ours, STREAM)
+        await writer.offload([ledger_of(20)])
+        new = asyncio.ensure_future(anext(world.at_the_end(await world.reader())))
+        await until(lambda: len(world.slept) == 2)
+        world.looks.release()
+        with pytest.raises(StreamDeleted, match="while it was read"):
+            await old
+        await writer.offload([ledger_of(5, first_offset=20)])
+        assert (await new).offset == 20
+
+    run(act)
+
+
+class TestStaleness:
+    """What a reader that allows old views costs, and what it never misses."""
+
+    @staticmethod
+    async def opened(world: World, max_staleness_seconds: float) -> tuple[int, int]:
+        """Return the end of a reader's view, and the requests of its opening."""
+        world.store.calls.clear()
+        reader = await StreamReader.open(
+            world.ours, STREAM, watch=world.watch, max_staleness_seconds=max_staleness_seconds
+        )
+        return reader.manifest.next_offset, len(world.store.calls)
+
+    def test_an_opening_sends_nothing_while_the_last_one_is_recent_enough(self) -> None:
+        async def act(world: World) -> None:
+            await self.opened(world, 0.0)
+            await world.append()
+            world.now = 4.9
+            assert await self.opened(world, 5.0) == (10, 0)
+            world.now = 5.0
+            end, requests = await self.opened(world, 5.0)
+            assert (end, requests > 0) == (15, True)
+
+        run(act)
+
+    def test_by_default_every_opening_looks(self) -> None:
+        async def act(world: World) -> None:
+            await self.opened(world, 5.0)
+            await world.append()
+            end, requests = await self.opened(world, 0.0)
+            assert (end, requests > 0) == (15, True)
+
+        run(act)
+
+    def test_a_commit_of_this_process_is_seen_behind_an_opening_that_it_overtook(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def act(world: World) -> None:
+            writer = await StreamWriter.claim(world.ours, STREAM)
+            assert (await self.opened(world, 5.0))[0] == 10
+            await writer.offload([ledger_of(5, first_offset=10)])
+            assert (await self.opened(world, 5.0))[0] == 15
+            await writer.offload([ledger_of(5, first_offset=15)])
+            views = world.ours.view
+
+            async def overtaken(stream: str) -> StreamView:
+                view = await views(stream)
+                await writer.offload([ledger_of(5, first_offset=20)])
+                return view
+
+            with monkeypatch.context() as patched:
+                patched.setattr(world.ours, "view", overtaken)
+                assert (await self.opened(world, 5.0))[0] == 20
+            assert (await self.opened(world, 5.0))[0] == 25
+
+        run(act)
+
+    def test_a_part_that_this_process_begins_is_seen(self) -> None:
+        async def act(world: World) -> None:
+            await self.opened(world, 5.0)
+            part = StreamPart(STREAM, 2)
+            await world.ours.begin_part(part, before=await world.ours.load_manifest(STREAM))
+            writer = await StreamWriter.claim(world.ours, part.name, first_offset=20)
+            await writer.offload([ledger_of(5, first_offset=20)])
+            reader = await StreamReader.open(world.ours, STREAM, watch=world.watch, max_staleness_seconds=5.0)
+            assert [each.part for each in reader.parts] == [1, 2]
+
+        run(act)
+
+    def test_the_memory_of_streams_has_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch_module, "KNOWN_MAX", 2)
+
+        async def act(world: World) -> None:
+            for stream in ("a", "b"):
+                writer = await StreamWriter.claim(world.others, stream)
+                await writer.offload([ledger_of(1)])
+            for stream in (STREAM, "a", "b"):
+                await StreamReader.open(world.ours, stream, watch=world.watch)
+            assert (await self.opened(world, 5.0))[1] > 0
+
+        run(act)
+
+    def test_views_are_remembered_by_a_watch_only(self) -> None:
+        async def act(world: World) -> None:
+            with pytest.raises(Misuse, match="needs a watch"):
+                await StreamReader.open(world.ours, STREAM, max_staleness_seconds=5.0)
+
+        run(act)
