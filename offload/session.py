@@ -2,7 +2,8 @@
 
 It belongs to one event loop of one process. Everything that it opens has its plugins, clock, listener and
 limits. Tiers of one place share the store's client. Tiers of one host share the turns of their limits. All
-tiers of our own layout share the cache of groups. docs/adr/0021-session.md has the reasons.
+tiers of our own layout share the cache of groups. Readers that the session opens share one cache of blocks,
+and wait together. docs/adr/0021-session.md has the reasons.
 
 Invariants:
 
@@ -19,8 +20,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Final, NoReturn, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar, cast
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from offload.commit.groups import GroupCache
 from offload.contracts.broker import BrokerView
@@ -48,7 +50,14 @@ from offload.store.retry import RetryPolicy
 from offload.store.stack import stacked_store
 from offload.urls import FILE_SCHEME, refuse_login, scheme_of, with_lower_scheme
 
+if TYPE_CHECKING:  # imported where they are used: most commands read no messages, and need no codec
+    from offload.streams.block_cache import BlockCache
+    from offload.streams.reader import StreamReader
+    from offload.streams.watch import StreamWatch
+
 __all__ = ["GivenOptions", "Session", "as_offloader", "backend_of"]
+
+T = TypeVar("T")
 
 COMMIT_OPTION: Final = "commit."
 """The prefix of the names of options for the commit store."""
@@ -72,6 +81,7 @@ class Session:
         emit: Callable[[Event], None] | None = None,
         limits: RequestLimits | None = None,
         keys: str | None = None,
+        cache_size_bytes: int | None = None,
     ) -> None:
         """`plugins` defaults to the plugins of this environment. The default `emit` sends them the events.
 
@@ -83,6 +93,8 @@ class Session:
 
         `keys` is the URL of the key service for encrypted streams, for example `keyfile:/etc/offload/keys`.
         Raises `Misuse` if no plugin serves it, or if the plugin refuses it.
+
+        `cache_size_bytes` bounds `cache`: 128 MiB by default.
         """
         self.plugins: Final = plugins or Plugins.find()
         self.env: Final = env or Env()
@@ -94,9 +106,16 @@ class Session:
         # A caller's clock must be honoured, because a simulation needs it. The default asks for nothing.
         self._has_own_env = env is not None
         self._groups = GroupCache()
+        self._cache_size_bytes, self._cache = cache_size_bytes, cast("BlockCache | None", None)
+        self._listeners: WeakValueDictionary[int, _Listener] = WeakValueDictionary()
+        """By the id of the tier, which lives as long as its listener."""
+
         self._turns: list[tuple[object, RequestTurns]] = []
         self._stores: list[_SharedStore] = []
         self._opened: list[_Closable] = []
+        self._opened_listeners: list[_Listener] = []
+        """Those of backends that open tiers by themselves: such a tier need not keep its listener."""
+
         self._pid = os.getpid()
         self._closing: asyncio.Task[BaseException | None] | None = None
         self._ring = None if keys is None else self._new_ring(keys)
@@ -141,10 +160,10 @@ class Session:
         self._refuse_if_over()
         given = GivenOptions.of(storage_options or {}, self.limits)
         backend = backend_of(url, self.plugins)
-        tell = _logging(emit or self.emit)
+        tell = _Listener(emit or self.emit)
         if backend.kind == "store":
             ring = self._ring_of(keys, options or TierOptions())
-            return ObjectStoreOffloader(
+            tier = ObjectStoreOffloader(
                 self._guarded(url, given.data, given.limits, tell),
                 env=self.env,
                 options=options,
@@ -155,6 +174,7 @@ class Session:
                 groups=self._groups,
                 ring=ring,
             )
+            return self._heard(tier, tell)
         how, plan = options or TierOptions(), plan or TierPlan()
         # Before the backend is called: no code of a plugin runs for an option that would be dropped.
         self._refuse_wishes(backend, given, how, plan, keys)
@@ -173,7 +193,61 @@ class Session:
             kind = type(opened).__name__
             raise Misuse(f"backend {backend.name!r} says that it is a {backend.kind}, but returned a {kind}")
         self._opened.append(opened)
-        return opened
+        self._opened_listeners.append(tell)
+        return self._heard(opened, tell)
+
+    @property
+    def cache(self) -> BlockCache:
+        """The blocks that the readers of this session share, of all tiers. Closed with the session."""
+        if self._cache is None:
+            from offload.streams.block_cache import CACHE_SIZE_BYTES, BlockCache
+
+            self._refuse_if_over()
+            size_bytes = CACHE_SIZE_BYTES if self._cache_size_bytes is None else self._cache_size_bytes
+            self._cache = BlockCache(size_bytes, env=self.env, throttled=lambda: self.metrics.throttled)
+        return self._cache
+
+    async def reader(
+        self,
+        tier: Catalogue,
+        stream: str,
+        *,
+        in_flight: int | None = None,
+        max_staleness_seconds: float = 0.0,
+        emit: Callable[[Event], None] | None = None,
+    ) -> StreamReader:
+        """Open a reader of a stream of `tier`, with the cache and the watch of this session.
+
+        So all readers that are opened in this way share what they read, and wait together when they follow.
+        The other arguments and the errors are those of `StreamReader.open`; `emit` is the session's by
+        default. One reader alone is faster if it is opened by `StreamReader.open`, without a cache.
+        """
+        from offload.streams.reader import IN_FLIGHT, StreamReader
+
+        return await StreamReader.open(
+            tier,
+            stream,
+            in_flight=IN_FLIGHT if in_flight is None else in_flight,
+            emit=emit or self.emit,
+            cache=self.cache,
+            watch=self.watch(tier),
+            max_staleness_seconds=max_staleness_seconds,
+        )
+
+    def watch(self, tier: Catalogue) -> StreamWatch:
+        """Return the watch of a tier of this session, which hears of each commit through this tier object.
+
+        Raises `Misuse` for a tier that the session has not opened.
+        """
+        self._refuse_if_over()
+        listener = self._listeners.get(id(tier))
+        if listener is None:
+            raise Misuse(f"{tier.url} was not opened by this session")
+        if listener.watch is None:
+            from offload.streams.watch import StreamWatch
+
+            listener.watch = StreamWatch(tier, env=self.env)
+        return listener.watch
 
     def store(
         self,
@@ -191,7 +265,7 @@ class Session:
         given = GivenOptions.of(storage_options or {}, self.limits)
         if given.commits:
             raise Misuse(f"a bare store has no commit store, and no options that begin with {COMMIT_OPTION}")
-        return self._guarded(url, given.data, given.limits, _logging(self.emit), policy)
+        return self._guarded(url, given.data, given.limits, _Listener(self.emit), policy)
 
     def source(self, url: str, *, source_options: Mapping[str, Any] | None = None) -> Source:
         """Open the source of a URL. Raises `Misuse` for a scheme that no plugin serves.
@@ -262,6 +336,9 @@ class Session:
         # A task of its own: a cancelled caller interrupts its waiting, never a closing half-way. A second
         # caller waits for the same task.
         if self._closing is None:
+            # The cache first: its requests go to the stores behind it in the list.
+            if self._cache is not None:
+                self._opened.append(self._cache)
             self._closing = asyncio.ensure_future(_all_closed(self._opened))
         error = await _whole(self._closing)
         if error is not None:
@@ -285,6 +362,10 @@ class Session:
     def is_forked(self) -> bool:
         """True if this is a copy of the session in a forked process. Its connections are the parent's."""
         return os.getpid() != self._pid
+
+    def _heard(self, tier: T, listener: _Listener) -> T:
+        self._listeners[id(tier)] = listener
+        return tier
 
     def _refuse_if_over(self) -> None:
         if self.is_forked:
@@ -586,9 +667,18 @@ def _changed(value: Any, default: Any) -> list[str]:
     return [name for name in names if getattr(value, name) != getattr(default, name)]
 
 
-def _logging(emit: Callable[[Event], None]) -> Callable[[Event], None]:
-    def tell(event: Event) -> None:
-        _log.debug("%r", event)
-        emit(event)
+class _Listener:
+    """Logs the events of a tier or store, wakes the readers that wait for commits, and passes them on."""
 
-    return tell
+    __slots__ = ("__weakref__", "_emit", "watch")
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self.watch: StreamWatch | None = None
+        """The watch of the tier. It refers to the tier, which refers to its listener."""
+
+    def __call__(self, event: Event) -> None:
+        _log.debug("%r", event)
+        if self.watch is not None:  # first: a commit is a fact, even if a caller's function raises
+            self.watch.committed(event)
+        self._emit(event)
