@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from offload_conformance import ledger_of
+from session_backends import plugins
 
 from offload import Env, Misuse, Session, StreamReader, StreamWriter
+from offload.contracts.events import Event
 
 STREAM = "orders"
 RECORDS = 1000
@@ -65,6 +67,27 @@ def test_eight_readers_of_a_session_send_the_requests_of_one(tmp_path: Path) -> 
     run(act)
 
 
+def test_a_reader_that_allows_old_views_opens_without_a_request(tmp_path: Path) -> None:
+    async def act(session: Session) -> None:
+        await fill(session, str(tmp_path))
+        tier, heard = session.catalogue(str(tmp_path)), list[Event]()
+        await session.reader(tier, STREAM)
+        before = session.metrics.requests.total()
+        reader = await session.reader(tier, STREAM, max_staleness_seconds=3600, emit=heard.append)
+        assert session.metrics.requests.total() == before
+        assert reader.emit == heard.append
+
+    run(act)
+
+
+def test_the_cache_hears_of_requests_that_the_stores_refuse(tmp_path: Path) -> None:
+    async def act(session: Session) -> None:
+        session.metrics.times["get", "throttled"].add(0.001)
+        assert session.cache.throttled() == 1
+
+    run(act)
+
+
 def test_readers_of_two_tiers_share_one_bound(tmp_path: Path) -> None:
     async def act(session: Session) -> None:
         for name in ("a", "b"):
@@ -78,24 +101,23 @@ def test_readers_of_two_tiers_share_one_bound(tmp_path: Path) -> None:
     run(act, cache_size_bytes=10_000)
 
 
-def test_a_commit_of_the_session_wakes_its_followers(tmp_path: Path) -> None:
-    """A follower looks once. It would look again when time has passed, which it never does here."""
+def test_followers_look_together_and_a_commit_of_the_session_wakes_them(tmp_path: Path) -> None:
+    """They look once. They would look again when time has passed, which it never does here."""
 
     async def act(session: Session) -> None:
         tier = session.tier(str(tmp_path))
         writer = await StreamWriter.claim(tier, STREAM)
         await writer.offload([ledger_of(RECORDS)])
-        reader = await session.reader(tier, STREAM)
-        caught_up = asyncio.Event()
-        async with aclosing(reader.follow(RECORDS, caught_up=caught_up.set)) as batches:
-            waiting = asyncio.ensure_future(anext(batches))
-            await caught_up.wait()
-            listings = session.metrics.times["list", "ok"]
-            before = listings.count
-            while listings.count < before + 2:  # noqa: ASYNC110 - requests set no event
-                await asyncio.sleep(0.01)
-            await writer.offload([ledger_of(5, first_offset=RECORDS)])
-            assert (await waiting).offset == RECORDS
+        readers = [await session.reader(tier, STREAM) for _ in range(3)]
+        before = session.metrics.requests["list"]
+        followed = [reader.follow(RECORDS) for reader in readers]
+        waiting = [asyncio.ensure_future(anext(batches)) for batches in followed]
+        await asyncio.sleep(0.7)  # without the clock of the session, each would look again after 0.5 s
+        assert session.metrics.requests["list"] == before + 2
+        await writer.offload([ledger_of(5, first_offset=RECORDS)])
+        assert [batch.offset for batch in await asyncio.gather(*waiting)] == [RECORDS] * 3
+        for batches in followed:
+            await batches.aclose()
 
     run(act, env=Env(sleep=for_ever))
 
@@ -110,6 +132,16 @@ def test_a_session_watches_its_own_tiers_alone(tmp_path: Path) -> None:
             assert another.watch(tier) is not another.watch(another.tier(str(tmp_path)))
 
     run(act)
+
+
+def test_a_tier_that_a_backend_opens_by_itself_is_watched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins(), emit=lambda event: None) as session:
+            tier = session.catalogue("plain://x")
+            gc.collect()
+            assert session.watch(tier) is session.watch(tier)
+
+    asyncio.run(scenario())
 
 
 def test_a_tier_that_was_closed_and_dropped_leaves_memory(tmp_path: Path) -> None:

@@ -297,6 +297,22 @@ class TestStaleness:
 
         run(act)
 
+    def test_a_view_is_as_old_as_the_beginning_of_its_look(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def act(world: World) -> None:
+            views = world.ours.view
+
+            async def slow(stream: str) -> StreamView:
+                view = await views(stream)
+                world.now += 3.0
+                return view
+
+            monkeypatch.setattr(world.ours, "view", slow)
+            await self.opened(world, 5.0)
+            assert (await self.opened(world, 3.5))[1] == 0
+            assert (await self.opened(world, 3.0))[1] > 0
+
+        run(act)
+
     def test_by_default_every_opening_looks(self) -> None:
         async def act(world: World) -> None:
             await self.opened(world, 5.0)
@@ -348,8 +364,11 @@ class TestStaleness:
             for stream in ("a", "b"):
                 writer = await StreamWriter.claim(world.others, stream)
                 await writer.offload([ledger_of(1)])
-            for stream in (STREAM, "a", "b"):
+            for stream in (STREAM, "a", STREAM, "b"):
                 await StreamReader.open(world.ours, stream, watch=world.watch)
+            assert (await self.opened(world, 5.0))[1] == 0
+            await StreamReader.open(world.ours, "a", watch=world.watch)
+            await StreamReader.open(world.ours, "b", watch=world.watch)
             assert (await self.opened(world, 5.0))[1] > 0
 
         run(act)
