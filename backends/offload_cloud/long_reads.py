@@ -128,7 +128,8 @@ class LongReads:
         return await self._begin(key, replace(span, follows=0))
 
     def close(self) -> None:
-        """End all replies that are open."""
+        """End all replies that are open, and release the memory that waits for a read."""
+        self._buffers.clear()
         for runs in list(self._runs.values()):
             for run in list(runs):
                 self._end(run)

@@ -147,6 +147,7 @@ class PosixStore(ObjectStore):
     async def aclose(self) -> None:
         """Release the threads. Later calls raise `Misuse`."""
         self._pool.close()
+        self._buffers.clear()
 
     async def _write(self, staged: Staged, body: Body, key: str) -> None:
         """Write the windows in the pool; at most one is written and one fetched at a time."""

@@ -10,10 +10,16 @@ Invariants:
 - A pool keeps at most `kept_size_bytes_max` of free memory. It does not bound what is in use: readers do.
 
 Views may be dropped in any thread.
+
+Python code cannot use memory after its last view is gone, but native code with an address can, and so can a
+thread of a store that was not awaited. In Python's development mode (`python -X dev`), memory that waits is
+filled with `FREED`. Bytes that are read there fit no checksum. If anything else is found there when the
+memory is used again, somebody has written into it, and `take` raises `Misuse`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -21,6 +27,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from offload.errors import Misuse
 
 __all__ = ["POOLED_SIZE_BYTES_MIN", "BufferPool"]
 
@@ -31,14 +39,28 @@ POOLED_SIZE_BYTES_MIN: Final = 256 * 1024
 
 _STEP_SIZE_BYTES: Final = 1024 * 1024
 
+FREED: Final = 0xDD
+"""The byte that fills memory in development mode while nobody uses it."""
+
 
 class BufferPool:
     """Memory for reads. Safe in threads."""
 
-    __slots__ = ("__weakref__", "_free", "_kept_size_bytes_max", "_leases", "_lock", "_returned")
+    __slots__ = (
+        "__weakref__",
+        "_free",
+        "_is_checked",
+        "_kept_size_bytes_max",
+        "_leases",
+        "_lock",
+        "_returned",
+    )
 
-    def __init__(self, kept_size_bytes_max: int = 96 * 1024 * 1024) -> None:
-        self._kept_size_bytes_max = kept_size_bytes_max
+    def __init__(
+        self, kept_size_bytes_max: int = 96 * 1024 * 1024, *, is_checked: bool = sys.flags.dev_mode
+    ) -> None:
+        """`is_checked` finds memory that is used after its last view is gone, by two passes over it."""
+        self._kept_size_bytes_max, self._is_checked = kept_size_bytes_max, is_checked
         self._lock = threading.Lock()
         self._free: list[_Memory] = []
         # The callback of a lease may run at any moment, also while this thread holds the lock. So it only
@@ -56,7 +78,8 @@ class BufferPool:
     def take(self, size_bytes: int) -> memoryview:
         """Return writable memory of this size. It is free again when this view and all views of it are gone.
 
-        The bytes are those of an earlier use. Give consumers a view `toreadonly()`.
+        The bytes are those of an earlier use. Give consumers a view `toreadonly()`. Raises `Misuse` in
+        development mode if somebody wrote into the memory while it was free.
         """
         # In steps, so that reads of about the same size use the same memory.
         wanted = -(-size_bytes // _STEP_SIZE_BYTES) * _STEP_SIZE_BYTES
@@ -66,16 +89,26 @@ class BufferPool:
             memory = self._free.pop(fitting[-1]) if fitting else None
         if memory is None:
             memory = np.empty(wanted, np.uint8)
+        elif self._is_checked and not (memory == FREED).all():
+            raise Misuse("memory of a read was written after its last view was gone")
         # A view of its own for each use. All memoryviews below refer to it, so its end is the end of the use.
         lease = memory.view()
-        number, returned, leases = id(lease), self._returned, self._leases
+        number, returned, leases, is_checked = id(lease), self._returned, self._leases, self._is_checked
 
         def give_back(_: object, memory: _Memory = memory) -> None:
             leases.pop(number, None)
+            if is_checked:
+                memory.fill(FREED)
             returned.append(memory)
 
         leases[number] = weakref.ref(lease, give_back)
         return lease.data[:size_bytes]
+
+    def clear(self) -> None:
+        """Release the memory that waits for its next use. A store that closes does so."""
+        with self._lock:
+            self._returned.clear()
+            self._free.clear()
 
     def _sort_in(self) -> None:
         """Take back what was dropped. What was used last is used next, because it is still in the caches."""

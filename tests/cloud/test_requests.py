@@ -20,6 +20,7 @@ from offload_cloud import long_reads
 from wire import Answer, Heard, wire
 
 from offload import ObjectStore, OutcomeUnknown, Span, StoreDenied, TryAgain
+from offload.store.buffers import BufferPool
 
 MARKS: Final = {"x-amz-request-id": "r", "x-ms-request-id": "r", "x-ms-version": "2026-02-06"}
 """Headers by which the clients know the services."""
@@ -128,6 +129,30 @@ def test_closing_a_store_ends_the_reply_of_a_reader_that_pauses(client: Client) 
         client.of_store(server.url, lambda store: store.get("a/key", Span(0, 4, follows=2)))
 
     gc.collect()  # a socket that is still open gives a ResourceWarning, which fails the test
+
+
+@EACH_DIRECT
+def test_a_closed_store_keeps_no_memory_of_reads(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_reads, "POOLED_SIZE_BYTES_MIN", 1)
+    of_others = pools()
+
+    def kept_size_bytes() -> int:
+        return sum(pool.free_size_bytes for pool in pools() if pool not in of_others)
+
+    async def read(store: ObjectStore) -> list[int]:
+        await store.get("a/key", Span(0, 4))
+        kept = [kept_size_bytes()]
+        await store.aclose()
+        return [*kept, kept_size_bytes()]
+
+    with wire(client.answers) as server:
+        before, after = client.of_store(server.url, read)
+
+    assert before > after == 0
+
+
+def pools() -> list[BufferPool]:
+    return [each for each in gc.get_objects() if isinstance(each, BufferPool)]
 
 
 # Wrong addresses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from offload.errors import (
     StoreDenied,
     TryAgain,
 )
+from offload.store.buffers import BufferPool
 
 
 class TestFolder(Asynchronous):
@@ -174,9 +176,21 @@ class TestFolder(Asynchronous):
 
         assert not root.exists()
 
-    def test_a_closed_store_takes_no_calls(self, run: Run, tmp_path: Path) -> None:
+    def test_a_closed_store_takes_no_calls_and_keeps_no_memory_of_reads(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        of_others = [each for each in gc.get_objects() if isinstance(each, BufferPool)]
         store = PosixStore(root=tmp_path)
+        run(store.put("key", Body.of(bytes(2**20))))
+        run(store.get("key"))
+        (pool,) = [
+            each for each in gc.get_objects() if isinstance(each, BufferPool) and each not in of_others
+        ]
+        assert pool.free_size_bytes > 0
+
         run(store.aclose())
+
+        assert pool.free_size_bytes == 0
 
         with pytest.raises(Misuse):
             run(store.get("key"))
