@@ -81,7 +81,7 @@ PartNumber = Annotated[
 Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="Print at most this many messages.")]
 RequestsAtOnce = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=64, help="Read ahead with this many requests, up to 16 MiB each."),
+    typer.Option(metavar="N", min=1, max=64, help="Read ahead with this many windows, up to 8 MiB each."),
 ]
 Decode = Annotated[
     str, typer.Option(metavar="NAME", help="The decoder: raw, or one of a plugin, such as amqp.")
