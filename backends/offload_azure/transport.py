@@ -10,6 +10,7 @@ Invariant: no error that leaves this module has a URL's query in its text, becau
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import MutableMapping, Sequence
@@ -17,9 +18,11 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
+from azure.core.exceptions import ServiceResponseTimeoutError
 from azure.core.pipeline.transport import AioHttpTransport
 from offload_cloud.bodies import sliced, watched
 from offload_cloud.proxies import proxy_for
+from offload_cloud.slow import request_seconds
 
 from offload.contracts.store import Buffer
 
@@ -91,7 +94,14 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         body = request.data if windows is None else sliced(windows)
         request.data = watched(body, self._stall_seconds)
         proxy = proxy_for(request.url, self._proxy, backend="azure")
-        response = await super().send(request, stream=False, proxy=proxy, **config)
+        seconds = request_seconds(
+            self._stall_seconds, request.method, request.headers, range_header="x-ms-range"
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                response = await super().send(request, stream=False, proxy=proxy, **config)
+        except TimeoutError as exc:
+            raise ServiceResponseTimeoutError("the whole request took too long", error=exc) from exc
         drop_odd_range(response.headers)
         return response
 

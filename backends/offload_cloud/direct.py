@@ -36,6 +36,7 @@ from typing import Final, Self, TypeVar
 from offload.store.metrics import note_first_byte
 from offload_cloud.exchange import Connection, Request, Route, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
+from offload_cloud.slow import step_seconds
 
 __all__ = ["Direct", "DirectReply"]
 
@@ -43,12 +44,6 @@ T = TypeVar("T")
 
 IDLE_SECONDS_MAX: Final = 12.0
 """A connection that was idle for longer is closed: servers and firewalls forget it after 15 to 20 seconds."""
-
-STALLS_MAX: Final = 6
-"""A step may take this many times the time limit of a stall, and the time that its size allows on top."""
-
-BYTES_PER_SECOND_MIN: Final = 64 * 1024
-"""A transfer that is slower than this on average is cancelled."""
 
 
 class Direct:
@@ -105,7 +100,7 @@ class Direct:
 
     async def step(self, connection: Connection, size_bytes: int, call: Callable[[], T]) -> T:
         """Run a blocking step in a thread. When this returns or raises, the thread has ended the step."""
-        seconds = STALLS_MAX * self._limits.stall_seconds + size_bytes / BYTES_PER_SECOND_MIN
+        seconds = step_seconds(self._limits.stall_seconds, size_bytes)
         work = self._begun(call)
         try:
             async with asyncio.timeout(seconds):
@@ -139,7 +134,7 @@ class Direct:
         connection = Connection(route, self._limits, self._context)
         work = self._begun(connection.connect)
         try:
-            async with asyncio.timeout(STALLS_MAX * self._limits.connect_seconds):
+            async with asyncio.timeout(step_seconds(self._limits.connect_seconds, 0)):
                 await asyncio.shield(work)
         except (asyncio.CancelledError, TimeoutError) as exc:
             # Not awaited: a name that does not resolve holds its thread, but no memory of the caller.

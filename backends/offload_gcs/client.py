@@ -30,6 +30,7 @@ from google.oauth2.credentials import Credentials
 from offload_cloud.bodies import sliced, watched
 from offload_cloud.options import shown
 from offload_cloud.proxies import proxy_for
+from offload_cloud.slow import request_seconds
 from offload_cloud.tls import trusting
 from yarl import URL
 
@@ -95,6 +96,8 @@ class GcsClient:
         """
         sent = await self.headers_for(url, headers or {})
         session: aiohttp.ClientSession = await (await self._opened())._set_session()
+        limits, sized = session.timeout, {**sent, "Content-Length": str(sum(map(len, body)))}
+        total = request_seconds(self._options.read_timeout_seconds, method, sized)
         async with session.request(
             method,
             URL(url, encoded=True),
@@ -102,6 +105,9 @@ class GcsClient:
             data=watched(sliced(body), self._options.read_timeout_seconds) if body else None,
             proxy=self.proxy,
             allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(
+                total=total, sock_connect=limits.sock_connect, sock_read=limits.sock_read
+            ),
         ) as reply:
             data = await reply.read()
         if not is_success(reply.status, may_resume=may_resume):

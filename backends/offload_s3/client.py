@@ -22,6 +22,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from offload_cloud.bodies import watched
 from offload_cloud.options import shown
+from offload_cloud.slow import request_seconds
 
 from offload_s3.options import S3Options
 
@@ -59,9 +60,22 @@ class _Once:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    def request(self, *args: Any, data: Any = None, **kwargs: Any) -> Any:
-        body = watched(data, self._session.timeout.sock_read)
-        return self._session.request(*args, data=body, allow_redirects=False, middlewares=(_once,), **kwargs)
+    def request(self, method: str, *args: Any, data: Any = None, headers: Any, **kwargs: Any) -> Any:
+        limits = self._session.timeout
+        body = watched(data, limits.sock_read)
+        total = request_seconds(limits.sock_read, method, headers)
+        return self._session.request(
+            method,
+            *args,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            middlewares=(_once,),
+            timeout=aiohttp.ClientTimeout(
+                total=total, sock_connect=limits.sock_connect, sock_read=limits.sock_read
+            ),
+            **kwargs,
+        )
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

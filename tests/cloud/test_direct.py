@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import pytest
 from certificates import certificate, served
-from offload_cloud import direct as module
+from offload_cloud import slow
 from offload_cloud.direct import Direct
 from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Request, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
@@ -175,7 +175,7 @@ def test_bytes_after_the_body_are_never_part_of_another_reply(wait_seconds: floa
 
 def test_a_server_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte moves before each stall would end, but the whole takes too long."""
-    monkeypatch.setattr(module, "STALLS_MAX", 2)
+    monkeypatch.setattr(slow, "STALLS_MAX", 2)
     with saying(OK + ANNOUNCED % 1000, *[b"x"] * 1000, pause_seconds=0.05) as url:
         assert why_of(lambda direct: get(direct, url)) is Cause.SLOW
     with saying(*[bytes([byte]) for byte in OK * 100], pause_seconds=0.05) as url:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import pytest
-from cloud.calls import Call, Client, create, delete, get, names, put
+from cloud.calls import Call, Client, create, delete, get, names, put, reading
 from cloud.clients import EACH_CLIENT
+from offload_cloud import slow
 
-from offload import Body, Denied, ObjectStore, OutcomeUnknown, TryAgain
+from offload import Body, Denied, ObjectStore, OutcomeUnknown, Span, TryAgain
 from offload.errors import OffloadError
 
 STALL_SECONDS: Final = 0.2
@@ -31,10 +33,12 @@ HEAD: Final = (
 
 
 @contextmanager
-def stalling(reply: bytes, *, reads: bool = True) -> Iterator[tuple[str, list[socket.socket]]]:
+def stalling(
+    reply: bytes, *, reads: bool = True, drips: bool = False
+) -> Iterator[tuple[str, list[socket.socket]]]:
     """Run a server that sends `reply` after a request's head, and then stalls. With `reads` it reads bodies.
 
-    Yields its URL and its connections.
+    With `drips` it does not stall: it sends byte after byte. Yields its URL and its connections.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     held: list[socket.socket] = []
@@ -45,6 +49,9 @@ def stalling(reply: bytes, *, reads: bool = True) -> Iterator[tuple[str, list[so
             while b"\r\n\r\n" not in heard:
                 heard += connection.recv(65536) or b"\r\n\r\n"
             connection.sendall(reply)
+            while drips:
+                time.sleep(STALL_SECONDS / 3)
+                connection.sendall(b"x")
             while reads and connection.recv(65536):
                 pass
 
@@ -116,3 +123,17 @@ def test_an_answer_before_the_end_of_a_body_leaves_no_connection_open(client: Cl
 def test_a_reply_that_stops_in_the_middle_of_its_body_ends(client: Client, call: Call) -> None:
     with stalling(HEAD + b"some of it") as (url, _):
         assert type(error_of(client, url, call)) is TryAgain
+
+
+@pytest.mark.parametrize("call", [put, create, delete, get, reading(Span(0, 10)), names])
+@EACH_CLIENT
+def test_a_server_that_sends_one_byte_at_a_time_is_given_up(
+    client: Client, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte moves before each stall would end. The head of the reply comes slowly, then its body."""
+    monkeypatch.setattr(slow, "STALLS_MAX", 2)
+    monkeypatch.setattr(slow, "UNSIZED_BYTES_MAX", 0)
+    for reply in (HEAD, HEAD[:-2] + b"X: "):
+        with stalling(reply, drips=True) as (url, _):
+            error = error_of(client, url, call)
+        assert type(error) is (OutcomeUnknown if call in MUTATIONS else TryAgain)
