@@ -79,6 +79,10 @@ def _sound_chunk(pair: Pair, record: np.void, segment: int, size_bytes: int) -> 
     # Before the checksum: a header of garbage may claim 4 GiB, and the data would be read in vain.
     if not describes(record, header) or start + header.size_bytes > size_bytes:
         return None
+    # If the header lies in two pages, and a power cut took the second one, the sizes and the checksum may be
+    # zeros. The checksum of no data is zero too. Each entry has a length of 4 bytes.
+    if header.data_size_bytes < 4 * header.entries:
+        return None
     return header if _data_checksum(pair, segment, start, header) == header.crc else None
 
 

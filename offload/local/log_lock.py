@@ -1,0 +1,138 @@
+"""The lock of a log's folder, and what a log must still know after all of its chunks were lost.
+
+    writer.lock    {"pid": 4711, "epoch": 7, "began": 0}, padded to 128 bytes
+
+The lock is `flock` on the open file, so the kernel frees it when the process ends, however it ends. The file
+stays: an empty one locks nobody out.
+
+`epoch` is the leader epoch of the last writer. It is durable before that writer writes a chunk. If a power
+cut takes all of its chunks, the next writer still gets a newer epoch, and rewritten offsets can be told
+apart. `began` is the offset at which the log began. A log whose only ledger is empty, and begins there, never
+had a record.
+
+Invariant: the file is changed in place by one write within one sector, which a disk writes whole or not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import weakref
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+
+from offload.errors import Conflict, Corrupt
+from offload.local.disk import Disk
+from offload.local.files import explained, read_at, shown_path
+
+__all__ = ["LOCK_NAME", "LogLock"]
+
+
+LOCK_NAME: Final = "writer.lock"
+_SIZE_BYTES: Final = 128
+_OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """The content of the file."""
+
+    pid: int = 0
+    epoch: int = 0
+    began: int = 0
+
+
+class LogLock:
+    """The lock, held. Every method blocks."""
+
+    __slots__ = ("__weakref__", "_descriptor", "_disk", "_path", "state")
+
+    def __init__(self, path: Path, descriptor: int, state: LockState, disk: Disk) -> None:
+        self._path, self._descriptor, self._disk = path, descriptor, disk
+        self.state = state
+        _HELD.add(self)
+
+    @classmethod
+    def take(cls, folder: Path, *, disk: Disk) -> Self:
+        """Take the lock. Raises `Conflict` with the process that has it.
+
+        The file keeps the process of the last holder: this method writes nothing.
+        """
+        path = folder / LOCK_NAME
+        while True:
+            with explained("open", path):
+                descriptor = os.open(path, _OPEN, 0o666)
+            try:
+                _lock(descriptor, path)
+                if _is_at(descriptor, path):
+                    return cls(path, descriptor, _state(descriptor, path), disk)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            # The holder before destroyed its log, and the file with it. Another one may be there now.
+            os.close(descriptor)
+
+    def save(self, **changes: int) -> None:
+        """Change the state, and make it durable."""
+        state = replace(self.state, pid=os.getpid(), **changes)
+        with explained("write", self._path):
+            self._disk.write(
+                self._descriptor, 0, [json.dumps(asdict(state)).encode().ljust(_SIZE_BYTES - 1) + b"\n"]
+            )
+            self._disk.sync(self._descriptor)
+        self.state = state
+
+    def release(self) -> None:
+        """Free the lock. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_HELD: Final = weakref.WeakSet[LogLock]()
+
+
+def _close_in_child() -> None:
+    """Close the locks of the parent: a child that outlives it would keep them."""
+    for lock in list(_HELD):
+        lock.release()  # frees nothing while the parent has its descriptor
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        with explained("lock", path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except Exception as exc:
+        if isinstance(exc.__cause__, BlockingIOError):
+            holder = _state(descriptor, path).pid
+            raise Conflict(
+                f"process {holder} has the log in {shown_path(path.parent)} open: "
+                "close it there, or end that process"
+            ) from exc
+        raise
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _state(descriptor: int, path: Path) -> LockState:
+    raw = read_at(descriptor, 0, _SIZE_BYTES, path=path)
+    # A crash while the file was created leaves no content, or zeros.
+    if not raw.strip(b"\0"):
+        return LockState()
+    try:
+        found = LockState(**json.loads(raw))
+        if not all(type(each) is int and 0 <= each < 2**64 for each in asdict(found).values()):
+            raise ValueError("a number is out of range")
+    except (ValueError, TypeError) as exc:
+        raise Corrupt("state of the log", shown_path(path), expected="a JSON object", found=raw) from exc
+    return found

@@ -1,0 +1,195 @@
+"""The repair of a log's folder when it is opened: the rules of `recovery`, applied to the files.
+
+The rules decide what is shown. This module makes the files so, that the next append continues them:
+
+    found                                             done                                         in order
+    segments or indexes alone, before the first pair  removed, as a deletion would have gone on    1
+    a newest pair of at most two headers, not whole   removed: it was being created                2
+    records without a sound chunk at the end          cut off the index, then off the segment      3
+    no pair at all                                    created                                      4
+
+A crash in between leaves a folder that the same steps repair: each removes what an earlier one would find
+again. After a cut of the index, the segment is longer than its index says, which step 3 repairs.
+
+In two points, the repair keeps more than osiris.
+
+- An empty newest pair with whole headers stays, and is the open ledger. `open_pair` creates it after the pair
+  before it was synced, so that one is sealed. osiris removes it, and writes to the pair before it again.
+- Nothing that may have been acknowledged is removed. A sealed pair that does not end where the next one
+  begins, a pair without a valid header but with content, and a missing file are `Corrupt`, and stay as they
+  are. A sealed pair in front of others is not read here: its ledger raises `Corrupt`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from offload.errors import Corrupt, OffloadError
+from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER, record_position
+from offload.local.disk import Disk
+from offload.local.files import explained, open_file, shown_path
+from offload.local.newest import Newest
+from offload.local.open_pair import End, create_pair, remove_pair
+from offload.local.pair import Pair, check_heads, parse_name
+from offload.local.recovery import recover
+from offload.local.sealed import SealedPair
+
+__all__ = ["Repaired", "repair"]
+
+
+_HEADERS: Final = (INDEX_HEADER.size_bytes, SEGMENT_HEADER.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """The pairs of a folder after the repair."""
+
+    sealed: list[SealedPair]
+    pair: Pair
+    """The pair that takes appends."""
+    end: End
+    epoch: int
+    """The epoch of the last chunk; 0 if there is none."""
+    timestamp_ms: int | None
+    """The timestamp of the last chunk; None if there is none."""
+
+
+def repair(folder: Path, *, stream: str, began: int, disk: Disk) -> Repaired:
+    """Repair a folder that nobody writes. Raises `Corrupt` for damage, and changes nothing then.
+
+    A folder without a pair gets one that begins at `began`.
+    """
+    names = _names(folder)
+    if not names:
+        return _created(folder, began, disk)
+    recovered = recover(folder, stream=stream)
+    if recovered.damage is not None:
+        raise recovered.damage
+    newest = recovered.newest
+    complete = [offset for offset, kinds in names.items() if len(kinds) == 2]
+    first = recovered.sealed[0].pair.offset if recovered.sealed else None
+    if first is None:
+        first = newest.pair.offset if newest else min(complete, default=min(names))
+    behind = sorted(offset for offset in names if offset >= first)
+    if newest is not None:
+        behind = [offset for offset in behind if offset > newest.pair.offset]
+    empty = _judge([Pair(folder, offset) for offset in behind], recovered.next_offset, newest, stream)
+
+    for offset in sorted(names):
+        if offset < first:
+            remove_pair(Pair(folder, offset), disk=disk)
+    for offset in reversed(behind):
+        if empty is None or offset != empty.offset:
+            remove_pair(Pair(folder, offset), disk=disk, is_empty=True)
+    epoch, timestamp_ms = (newest.last.epoch, newest.last.timestamp_ms) if newest else (0, None)
+    sealed = list(recovered.sealed)
+    if empty is not None:
+        _cut(empty, _HEADERS, disk)
+        if newest is not None:
+            sealed.append(SealedPair(newest.pair, empty.offset))
+        end = End(empty.offset)
+        return Repaired(sealed=sealed, pair=empty, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
+    if newest is None:
+        return _created(folder, recovered.next_offset, disk)
+    size_bytes = int(newest.rows["position"][-1]) + newest.last.size_bytes
+    _cut(newest.pair, (record_position(len(newest.rows)), size_bytes), disk)
+    end = End(newest.last.next_offset, size_bytes, len(newest.rows))
+    return Repaired(sealed=sealed, pair=newest.pair, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
+
+
+def _names(folder: Path) -> dict[int, set[str]]:
+    with explained("list", folder):
+        found: dict[int, set[str]] = {}
+        for name in os.listdir(folder):
+            if parsed := parse_name(name):
+                found.setdefault(parsed[0], set()).add(parsed[1])
+        return found
+
+
+def _created(folder: Path, offset: int, disk: Disk) -> Repaired:
+    pair = Pair(folder, offset)
+    create_pair(pair, disk=disk)
+    return Repaired(sealed=[], pair=pair, end=End(offset), epoch=0, timestamp_ms=None)
+
+
+def _judge(behind: list[Pair], next_offset: int, newest: Newest | None, stream: str) -> Pair | None:
+    """Return the empty pair that stays, of those that have no sound chunk and no other with one behind them.
+
+    Raises `Corrupt` if one of the others may have had a record.
+    """
+    empty = None
+    for pair in reversed(behind):
+        sizes = _size_bytes(pair.index), _size_bytes(pair.segment)
+        if empty is None and None not in sizes and _is_whole(pair):
+            empty = pair
+            # The pair before it was whole when this one was created.
+            if newest is not None and pair.offset != next_offset:
+                raise Corrupt(
+                    "end of a sealed segment",
+                    shown_path(newest.pair.segment),
+                    expected=f"a chunk up to offset {pair.offset}, where the next segment begins",
+                    found=f"sound chunks up to offset {next_offset}",
+                    stream=stream,
+                )
+        elif empty is not None or any(
+            (size or 0) > limit for size, limit in zip(sizes, _HEADERS, strict=True)
+        ):
+            lacks = pair.segment if sizes[1] is None else pair.index if sizes[0] is None else None
+            raise Corrupt(
+                "file" if lacks else "segment",
+                shown_path(lacks or pair.segment),
+                expected="a segment and its index" if lacks else "a sound chunk that its index describes",
+                found="no such file" if lacks else "none",
+                stream=stream,
+            )
+    return empty
+
+
+def _size_bytes(path: Path) -> int | None:
+    try:
+        with explained("look at", path):
+            return path.stat().st_size
+    except OffloadError as exc:
+        if isinstance(exc.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def _is_whole(pair: Pair) -> bool:
+    """Return whether both files have their headers."""
+    descriptor = open_file(pair.segment)
+    try:
+        with explained("read", pair.index), pair.index.open("rb") as index:
+            check_heads(pair, index.read(INDEX_HEADER.size_bytes), descriptor)
+    except Corrupt:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _cut(pair: Pair, sizes: tuple[int, int], disk: Disk) -> None:
+    """Cut the index, then the segment, to these sizes, and make both durable.
+
+    Also if nothing is cut: a process that was killed may have left chunks that were never synced, and this
+    log is about to show them.
+    """
+    descriptors = []
+    try:
+        for path in (pair.index, pair.segment):
+            with explained("open", path):
+                descriptors.append(disk.open(path))
+        for descriptor, path, size_bytes in zip(descriptors, (pair.index, pair.segment), sizes, strict=True):
+            with explained("cut", path):
+                if os.fstat(descriptor).st_size != size_bytes:
+                    disk.cut(descriptor, size_bytes)
+        # The segment first: the index must not be the only one that is durable.
+        for descriptor, path in zip(reversed(descriptors), (pair.segment, pair.index), strict=True):
+            with explained("sync", path):
+                disk.sync(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
