@@ -257,7 +257,7 @@ class OpenPair:
                 # A crash must not bring back what this log never acknowledged.
                 self._disk.sync(index)
                 self._disk.sync(segment)
-        except OffloadError:
+        except Exception:  # noqa: BLE001 - whatever it is, the files are not as they were
             self.break_off(cause)
 
     def break_off(self, cause: BaseException) -> None:
