@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offload.local.disk import Disk
+from offload.local.log_lock import LOCK_NAME
 
 CHANGES = ("create", "write", "cut", "sync", "set_time", "remove", "replace", "sync_folder")
 
@@ -75,7 +76,7 @@ class KilledDisk(CountingDisk):
             raise Killed(f"in {name}")
 
     def write(self, descriptor: int, position: int, parts: Sequence[bytes]) -> None:
-        if self.left == 0:
+        if self.left == 0 and not is_lock(descriptor):
             data = b"".join(parts)
             os.pwrite(descriptor, data[: int(len(data) * self.part)], position)
         super().write(descriptor, position, parts)
@@ -101,6 +102,10 @@ class FailingDisk(CountingDisk):
             data = b"".join(parts)
             os.pwrite(descriptor, data[: len(data) // 2], position)
             raise
+
+
+def is_lock(descriptor: int) -> bool:
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == LOCK_NAME
 
 
 def failing_at(number: int, *, error: int = errno.EIO, name: str = "") -> Callable[[str], int]:
@@ -145,8 +150,8 @@ class PowerDisk(KilledDisk):
     def write(self, descriptor: int, position: int, parts: Sequence[bytes]) -> None:
         file = self._file(descriptor)
         data = b"".join(parts)
-        # Pages are written for themselves.
-        step = 100
+        # Pages are written for themselves. The lock relies on a sector that is written whole or not.
+        step = len(data) if is_lock(descriptor) else 100
         file.changes += [(position + at, data[at : at + step]) for at in range(0, len(data), step)]
         super().write(descriptor, position, parts)
 

@@ -465,12 +465,11 @@ class FolderLog(LedgerLog):
             raise Misuse(f"{self.where} has or had records: it cannot begin at offset {offset}")
         if offset == old.pair.offset:
             return
-        # A crash after this leaves an empty log at the new offset: `repair` creates what is
-        # missing.
-        self._lock.save(began=offset)
         old.close()
         try:
+            # Without a pair, `repair` creates one where the log began: at the old offset or at the new one.
             remove_pair(old.pair, disk=self._disk, is_empty=True)
+            self._lock.save(began=offset)
             pair = Pair(self._folder, offset)
             create_pair(pair, disk=self._disk)
         except OffloadError as exc:
@@ -496,7 +495,8 @@ class FolderLog(LedgerLog):
         for path in (*note_files(self._folder), self._folder / LOCK_NAME):
             with explained("delete", path):
                 self._disk.remove(path)
-        self._disk.sync_folder(self._folder)
+        with explained("sync", self._folder):
+            self._disk.sync_folder(self._folder)
         with suppress(OSError):  # other files are in it
             self._folder.rmdir()
 
@@ -508,7 +508,8 @@ def _opened(
     if not folder.is_dir():
         with explained("create", folder):
             folder.mkdir(parents=True, exist_ok=True)
-        disk.sync_folder(folder.absolute().parent)
+        with explained("sync", folder.parent):
+            disk.sync_folder(folder.parent)
     lock = LogLock.take(folder, disk=disk)
     try:
         for path in note_files(folder, unfinished=True):

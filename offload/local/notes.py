@@ -47,7 +47,8 @@ def save_note(folder: Path, name: str, data: bytes, *, disk: Disk) -> None:
         finally:
             os.close(descriptor)
         disk.replace(unfinished, path)
-    disk.sync_folder(folder)
+    with explained("sync", folder):
+        disk.sync_folder(folder)
 
 
 def note_files(folder: Path, *, unfinished: bool = False) -> list[Path]:

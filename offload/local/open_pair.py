@@ -292,7 +292,8 @@ def create_pair(pair: Pair, *, disk: Disk) -> None:
                     disk.sync(descriptor)
                 finally:
                     os.close(descriptor)
-        disk.sync_folder(pair.folder)
+        with explained("sync", pair.folder):
+            disk.sync_folder(pair.folder)
     except OffloadError:
         remove_pair(pair, disk=disk, is_empty=True)
         raise
@@ -307,7 +308,8 @@ def remove_pair(pair: Pair, *, disk: Disk, is_empty: bool = False) -> None:
     for path in (pair.segment, pair.index) if is_empty else (pair.index, pair.segment):
         with explained("delete", path):
             disk.remove(path)
-    disk.sync_folder(pair.folder)
+    with explained("sync", pair.folder):
+        disk.sync_folder(pair.folder)
 
 
 def _rows_of(pair: Pair) -> ChunkTable:
