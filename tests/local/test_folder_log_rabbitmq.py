@@ -10,6 +10,7 @@ import pytest
 from campaign import campaign
 from log_contract import NOW_MS, records_of
 from rstream import Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, Producer
+from rstream.exceptions import StreamNotAvailable
 from servers.rabbitmq import RECIPE, Broker, rabbitmq
 from servers.scratch import scratch_folder
 from servers.session import REQUIRED
@@ -50,8 +51,13 @@ async def consume(broker: Broker, first: int, count: int) -> list[tuple[int, byt
     await consumer.start()
     try:
         place = ConsumerOffsetSpecification(OffsetType.OFFSET, first)
-        await consumer.subscribe("log", take, offset_specification=place)
         async with asyncio.timeout(60):
+            while True:
+                try:
+                    await consumer.subscribe("log", take, offset_specification=place)
+                    break
+                except StreamNotAvailable:  # a broker that was just started opens its streams later
+                    await asyncio.sleep(0.2)
             await done.wait()
     finally:
         await consumer.close()
