@@ -227,7 +227,9 @@ class LogContract:
 
         self.run(tmp_path, scenario)
 
-    def test_only_a_log_that_never_had_a_record_can_begin_elsewhere(self, tmp_path: Path) -> None:
+    def test_only_a_log_without_records_can_begin_elsewhere_and_not_before_its_end(
+        self, tmp_path: Path
+    ) -> None:
         async def scenario(log: LedgerLog) -> None:
             await log.begin(500)
             assert (log.first_offset, log.next_offset, log.committed_offset) == (500, 500, 500)
@@ -237,8 +239,10 @@ class LogContract:
             await log.roll(now_ms=NOW_MS)
             await log.delete(log.ledgers[0].ledger_id)
             with pytest.raises(Misuse):
-                await log.begin(600)
-            assert await records_of(log) == []
+                await log.begin(500)
+            await log.begin(501)
+            await log.begin(600)
+            assert (await log.append([b"b"], timestamp_ms=NOW_MS), await records_of(log)) == (600, [b"b"])
 
         self.run(tmp_path, scenario)
 

@@ -54,6 +54,7 @@ from offload.local.appended import Call, chunks_of
 from offload.local.disk import Disk
 from offload.local.files import explained, shown_path
 from offload.local.log_lock import LOCK_NAME, LogLock
+from offload.local.memory_log import check_begin, check_deletion
 from offload.local.notes import load_note, note_files, save_note
 from offload.local.open_pair import TIME_MS_MIN, End, OpenPair, create_pair, remove_pair
 from offload.local.pair import Pair
@@ -268,17 +269,12 @@ class FolderLog(LedgerLog):
         """Delete the oldest ledger: its index, then its segment, as osiris does."""
         async with self._turn:
             self._check()
-            sealed, pair = self._ledgers
-            oldest = sealed[0].ledger_id if sealed else pair.pair.offset
-            if ledger_id < oldest:
-                return
-            if not sealed or ledger_id != oldest:
-                why = "it is open" if ledger_id == pair.pair.offset else f"ledger {oldest} is older"
-                raise Misuse(f"{self.where}: ledger {ledger_id} cannot be deleted: {why}")
-            await _to_the_end(self._delete_oldest)
+            check_deletion(self.ledgers, ledger_id, where=self.where)
+            if ledger_id == self.ledgers[0].ledger_id:
+                await _to_the_end(self._delete_oldest)
 
     async def begin(self, offset: int) -> None:
-        """Let a log that never had a record begin at this offset."""
+        """Let a log without records begin at this offset, which is not before its end."""
         if not 0 <= offset <= _OFFSET_MAX:
             raise Misuse(f"{offset} is no offset")
         async with self._turn:
@@ -438,13 +434,7 @@ class FolderLog(LedgerLog):
         closed_ms = pair.seal(now_ms)
         following = End(pair.end.next_offset)
         new = Pair(self._folder, following.next_offset)
-        try:
-            create_pair(new, disk=self._disk)
-        except OffloadError as exc:
-            if new.segment.exists() or new.index.exists():
-                # Appends to the ledger before it would make it look like damage.
-                pair.break_off(exc)
-            raise
+        self._create(new, pair)
         ledger = _facts(pair.pair, pair.end, closed_ms=closed_ms)
         self._ledgers = (
             (*sealed, ledger),
@@ -459,26 +449,33 @@ class FolderLog(LedgerLog):
         self._ledgers = sealed[1:], pair
 
     def _begin(self, offset: int) -> None:
-        sealed, old = self._ledgers
+        old = self._ledgers[1]
         old.check()
-        if sealed or old.end.chunks or old.pair.offset != self._lock.state.began:
-            raise Misuse(f"{self.where} has or had records: it cannot begin at offset {offset}")
+        check_begin(self.ledgers, offset, where=self.where)
         if offset == old.pair.offset:
             return
-        old.close()
-        try:
-            # Without a pair, `repair` creates one where the log began: at the old offset or at the new one.
-            remove_pair(old.pair, disk=self._disk, is_empty=True)
-            self._lock.save(began=offset)
-            pair = Pair(self._folder, offset)
-            create_pair(pair, disk=self._disk)
-        except OffloadError as exc:
-            old.break_off(exc)
-            raise
-        self._ledgers = (
-            (),
-            OpenPair(pair, End(offset), epoch=self._epoch, timestamp_ms=TIME_MS_MIN, disk=self._disk),
+        # The new pair first: a crash leaves two empty pairs, and `repair` removes the older one.
+        pair = OpenPair(
+            Pair(self._folder, offset),
+            End(offset),
+            epoch=self._epoch,
+            timestamp_ms=old.timestamp_ms,
+            disk=self._disk,
         )
+        self._create(pair.pair, old)
+        self._ledgers = (), pair
+        old.close()
+        remove_pair(old.pair, disk=self._disk, is_empty=True)
+
+    def _create(self, new: Pair, old: OpenPair) -> None:
+        """Create a pair behind another one, or leave none. If neither works, the log is broken."""
+        try:
+            create_pair(new, disk=self._disk)
+        except OffloadError as exc:
+            if new.segment.exists() or new.index.exists():
+                # Appends to the pair before it would make it look like damage.
+                old.break_off(exc)
+            raise
 
     def _close(self) -> None:
         pair = self._ledgers[1]
@@ -515,7 +512,7 @@ def _opened(
         for path in note_files(folder, unfinished=True):
             with explained("delete", path):
                 disk.remove(path)
-        found = repair(folder, stream=name, began=lock.state.began, disk=disk)
+        found = repair(folder, stream=name, disk=disk)
         newest = max(found.epoch, lock.state.epoch)
         if epoch is not None and epoch < newest:
             raise Fenced(

@@ -1,14 +1,13 @@
 """The lock of a log's folder, and what a log must still know after all of its chunks were lost.
 
-    writer.lock    {"pid": 4711, "epoch": 7, "began": 0}, padded to 128 bytes
+    writer.lock    {"pid": 4711, "epoch": 7}, padded to 128 bytes
 
 The lock is `flock` on the open file, so the kernel frees it when the process ends, however it ends. The file
 stays: an empty one locks nobody out.
 
 `epoch` is the leader epoch of the last writer. It is durable before that writer writes a chunk. If a power
 cut takes all of its chunks, the next writer still gets a newer epoch, and rewritten offsets can be told
-apart. `began` is the offset at which the log began. A log whose only ledger is empty, and begins there, never
-had a record.
+apart.
 
 Invariant: the file is changed in place by one write within one sector, which a disk writes whole or not.
 """
@@ -19,7 +18,7 @@ import fcntl
 import json
 import os
 import weakref
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -41,7 +40,6 @@ class LockState:
 
     pid: int = 0
     epoch: int = 0
-    began: int = 0
 
 
 class LogLock:
@@ -74,9 +72,9 @@ class LogLock:
             # The holder before destroyed its log, and the file with it. Another one may be there now.
             os.close(descriptor)
 
-    def save(self, **changes: int) -> None:
-        """Change the state, and make it durable."""
-        state = replace(self.state, pid=os.getpid(), **changes)
+    def save(self, *, epoch: int) -> None:
+        """Keep this process as the holder, and its epoch, durably."""
+        state = LockState(os.getpid(), epoch)
         with explained("write", self._path):
             self._disk.write(
                 self._descriptor, 0, [json.dumps(asdict(state)).encode().ljust(_SIZE_BYTES - 1) + b"\n"]

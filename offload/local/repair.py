@@ -5,6 +5,7 @@ The rules decide what is shown. This module makes the files so, that the next ap
     found                                             done                                         in order
     segments or indexes alone, before the first pair  removed, as a deletion would have gone on    1
     a newest pair of at most two headers, not whole   removed: it was being created                2
+    an empty pair before an empty one                 removed: the log began elsewhere             2
     records without a sound chunk at the end          cut off the index, then off the segment      3
     no pair at all                                    created                                      4
 
@@ -57,14 +58,14 @@ class Repaired:
     """The timestamp of the last chunk; None if there is none."""
 
 
-def repair(folder: Path, *, stream: str, began: int, disk: Disk) -> Repaired:
+def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
     """Repair a folder that nobody writes. Raises `Corrupt` for damage, and changes nothing then.
 
-    A folder without a pair gets one that begins at `began`.
+    A folder without a pair gets one that begins at offset 0.
     """
     names = _names(folder)
     if not names:
-        return _created(folder, began, disk)
+        return _created(folder, 0, disk)
     recovered = recover(folder, stream=stream)
     if recovered.damage is not None:
         raise recovered.damage
@@ -134,9 +135,7 @@ def _judge(behind: list[Pair], next_offset: int, newest: Newest | None, stream: 
                     found=f"sound chunks up to offset {next_offset}",
                     stream=stream,
                 )
-        elif empty is not None or any(
-            (size or 0) > limit for size, limit in zip(sizes, _HEADERS, strict=True)
-        ):
+        elif any((size or 0) > limit for size, limit in zip(sizes, _HEADERS, strict=True)):
             lacks = pair.segment if sizes[1] is None else pair.index if sizes[0] is None else None
             raise Corrupt(
                 "file" if lacks else "segment",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,36 @@ def test_a_failed_sync_breaks_the_log_until_it_is_opened_again(
     asyncio.run(scenario())
 
 
+class RefusingPowerDisk(PowerDisk):
+    """Refuses to write more than one record to an index, while it is told to."""
+
+    refuses = False
+
+    def write(self, descriptor: int, position: int, parts: Sequence[bytes]) -> None:
+        if self.refuses and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".index"):
+            super().write(descriptor, position, [b"".join(parts)[:29]])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(descriptor, position, parts)
+
+
+def test_a_failed_append_does_not_come_back_after_a_power_cut(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for seed in range(10):
+            folder = tmp_path / str(seed)
+            disk = RefusingPowerDisk(folder)
+            log = await FolderLog.open(folder, disk=disk)
+            await log.append([b"kept"], timestamp_ms=NOW_MS)
+            disk.refuses = True
+            with pytest.raises(NoSpace):
+                await log.append([bytes(500), bytes(500)], timestamp_ms=NOW_MS)
+            disk.after_power_cut(folder.with_suffix(".cut"), random.Random(seed))
+            async with await FolderLog.open(folder.with_suffix(".cut")) as again:
+                assert await records_of(again) == [b"kept"]
+            await log.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_write_that_cannot_be_cut_off_breaks_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FailingDisk()
@@ -369,6 +400,7 @@ def test_a_begin_killed_at_any_call_leaves_an_empty_log(tmp_path: Path) -> None:
                     await log.aclose()
             again = shutil.copytree(folder, folder.with_suffix(".copy"))
             async with await FolderLog.open(again) as found:
+                assert found.first_offset == found.next_offset
                 assert found.next_offset in (0, 700)
                 await found.begin(700)
                 assert await found.append([b"x"], timestamp_ms=NOW_MS) == 700
