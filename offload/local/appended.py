@@ -17,7 +17,7 @@ from typing import Final
 from offload.errors import Misuse
 from offload.formats.entries import RECORD_SIZE_BYTES_MAX
 
-__all__ = ["Call", "NewChunk", "chunks_of"]
+__all__ = ["AppendCall", "NewChunk", "chunks_of"]
 
 
 CHUNK_RECORDS_MAX: Final = 2**16 - 1
@@ -33,7 +33,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class AppendCall:
     """One call of `append` that waits."""
 
     records: Sequence[bytes]
@@ -43,7 +43,7 @@ class Call:
     """Gets the offset of the first record."""
 
     @classmethod
-    def of(cls, records: Sequence[bytes], *, timestamp_ms: int, done: asyncio.Future[int]) -> Call:
+    def of(cls, records: Sequence[bytes], *, timestamp_ms: int, done: asyncio.Future[int]) -> AppendCall:
         """Check the arguments of a call. Raises `Misuse`."""
         # A tuple of its own: a cancelled caller may change its list while the records are written.
         kept = tuple(records)
@@ -73,7 +73,7 @@ class NewChunk:
     timestamp_ms: int
 
 
-def chunks_of(calls: Iterable[Call]) -> list[NewChunk]:
+def chunks_of(calls: Iterable[AppendCall]) -> list[NewChunk]:
     """Return the chunks of calls, in order, each with the newest timestamp of its own calls."""
     chunks: list[NewChunk] = []
     for call in calls:
@@ -93,7 +93,7 @@ def chunks_of(calls: Iterable[Call]) -> list[NewChunk]:
     return chunks
 
 
-def _pieces(call: Call) -> Iterator[tuple[bytes, int]]:
+def _pieces(call: AppendCall) -> Iterator[tuple[bytes, int]]:
     """Yield the records of a call as encoded entries, each piece small enough for a chunk."""
     if call.size_bytes <= CHUNK_SIZE_BYTES and len(call.records) <= CHUNK_RECORDS_MAX:
         yield _encoded(call.records), len(call.records)

@@ -50,13 +50,13 @@ from offload.env import Env
 from offload.errors import Fenced, Misuse, NotOffloaded, OffloadError
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.segment import SEGMENT_HEADER
-from offload.local.appended import Call, chunks_of
+from offload.local.appended import AppendCall, chunks_of
 from offload.local.disk import Disk
 from offload.local.files import explained, shown_path
 from offload.local.log_lock import LOCK_NAME, LogLock
 from offload.local.memory_log import check_begin, check_deletion
 from offload.local.notes import load_note, note_files, save_note
-from offload.local.open_pair import TIME_MS_MIN, End, OpenPair, create_pair, remove_pair
+from offload.local.open_pair import TIME_MS_MIN, OpenPair, PairEnd, create_pair, remove_pair
 from offload.local.pair import Pair
 from offload.local.repair import repair
 from offload.local.sealed import SealedPair, sealed_table
@@ -139,7 +139,7 @@ class FolderLog(LedgerLog):
         self._durability, self._interval_seconds = durability, interval_seconds
         self._roll_size_bytes, self._roll_chunks = roll_size_bytes, roll_chunks
         self._env, self._disk, self._process = env, disk, os.getpid()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[AppendCall] = deque()
         self._turn = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._tending: asyncio.Task[None] | None = None
@@ -233,7 +233,7 @@ class FolderLog(LedgerLog):
         self._check()
         self._ledgers[1].check()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._calls.append(Call.of(records, timestamp_ms=timestamp_ms, done=done))
+        self._calls.append(AppendCall.of(records, timestamp_ms=timestamp_ms, done=done))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_calls())
         return await done
@@ -312,7 +312,7 @@ class FolderLog(LedgerLog):
         if self._is_closing:
             raise Misuse(f"{self.where} is closed")
 
-    def _committed(self, pair: OpenPair) -> End:
+    def _committed(self, pair: OpenPair) -> PairEnd:
         return pair.end if self._durability is Durability.OS else pair.synced
 
     async def _write_calls(self) -> None:
@@ -333,8 +333,8 @@ class FolderLog(LedgerLog):
                 call.done.cancel()
             self._calls.clear()
 
-    def _take(self) -> list[Call]:
-        batch: list[Call] = []
+    def _take(self) -> list[AppendCall]:
+        batch: list[AppendCall] = []
         size_bytes = 0
         while self._calls and size_bytes < BATCH_SIZE_BYTES:
             call = self._calls[0]
@@ -347,7 +347,7 @@ class FolderLog(LedgerLog):
                 size_bytes += call.size_bytes
         return batch
 
-    async def _write_batch(self, batch: list[Call]) -> None:
+    async def _write_batch(self, batch: list[AppendCall]) -> None:
         try:
             first = await _to_the_end(partial(self._write, batch))
         except asyncio.CancelledError:
@@ -407,7 +407,7 @@ class FolderLog(LedgerLog):
 
     # The part of the thread. Only the holder of the turn may call these methods.
 
-    def _write(self, batch: list[Call]) -> int:
+    def _write(self, batch: list[AppendCall]) -> int:
         """Write a batch, and return the offset of its first record."""
         pair = self._ledgers[1]
         chunks = chunks_of(batch)
@@ -432,7 +432,7 @@ class FolderLog(LedgerLog):
         if not pair.end.chunks:
             return None
         closed_ms = pair.seal(now_ms)
-        following = End(pair.end.next_offset)
+        following = PairEnd(pair.end.next_offset)
         new = Pair(self._folder, following.next_offset)
         self._create(new, pair)
         ledger = _facts(pair.pair, pair.end, closed_ms=closed_ms)
@@ -457,7 +457,7 @@ class FolderLog(LedgerLog):
         # The new pair first: a crash leaves two empty pairs, and `repair` removes the older one.
         pair = OpenPair(
             Pair(self._folder, offset),
-            End(offset),
+            PairEnd(offset),
             epoch=self._epoch,
             timestamp_ms=old.timestamp_ms,
             disk=self._disk,
@@ -528,7 +528,7 @@ def _opened(
     return lock, sealed, pair
 
 
-def _facts(pair: Pair, end: End, *, closed_ms: int | None = None) -> LocalLedger:
+def _facts(pair: Pair, end: PairEnd, *, closed_ms: int | None = None) -> LocalLedger:
     return LocalLedger(
         ledger_id=pair.offset,
         first_offset=pair.offset,
@@ -542,7 +542,7 @@ def _sealed_facts(sealed: SealedPair) -> LocalLedger:
     with explained("look at", sealed.pair.segment):
         found = sealed.pair.segment.stat()
     closed_ms = max(found.st_mtime_ns // 1_000_000, 0)
-    return _facts(sealed.pair, End(sealed.next_offset, found.st_size), closed_ms=closed_ms)
+    return _facts(sealed.pair, PairEnd(sealed.next_offset, found.st_size), closed_ms=closed_ms)
 
 
 def _own(error: Exception) -> Exception:

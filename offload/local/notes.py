@@ -15,10 +15,10 @@ from offload.errors import Misuse
 from offload.local.disk import Disk
 from offload.local.files import explained, opened, read_at
 
-__all__ = ["NOTE_SIZE_BYTES_MAX", "load_note", "note_files", "save_note"]
+__all__ = ["load_note", "note_files", "save_note"]
 
 
-NOTE_SIZE_BYTES_MAX: Final = 2**20
+_SIZE_BYTES_MAX: Final = 2**20
 _NAME: Final = re.compile(r"[a-z-]+")
 _PREFIX: Final = "note."
 _UNFINISHED: Final = ".new"
@@ -36,8 +36,8 @@ def load_note(folder: Path, name: str) -> bytes | None:
 def save_note(folder: Path, name: str, data: bytes, *, disk: Disk) -> None:
     """Replace the note, durably. Blocks."""
     path = _path(folder, name)
-    if len(data) > NOTE_SIZE_BYTES_MAX:
-        raise Misuse(f"a note of {len(data)} bytes is too long: at most {NOTE_SIZE_BYTES_MAX}")
+    if len(data) > _SIZE_BYTES_MAX:
+        raise Misuse(f"a note of {len(data)} bytes is too long: at most {_SIZE_BYTES_MAX}")
     unfinished = path.with_name(path.name + _UNFINISHED)
     with explained("write", unfinished):
         descriptor = disk.create(unfinished)

@@ -59,7 +59,7 @@ from offload.local.newest import recover_newest
 from offload.local.pair import Pair
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
-__all__ = ["End", "OpenPair", "create_pair", "remove_pair"]
+__all__ = ["OpenPair", "PairEnd", "create_pair", "remove_pair"]
 
 
 SYNCS_BESIDE: Final = 8
@@ -68,7 +68,7 @@ SYNCS_BESIDE: Final = 8
 TIME_MS_MIN: Final = -(2**63)
 
 
-class End(NamedTuple):
+class PairEnd(NamedTuple):
     """Where a pair ends."""
 
     next_offset: int
@@ -82,7 +82,7 @@ class OpenPair:
 
     __slots__ = ("_disk", "_files", "_rows", "broken", "end", "epoch", "pair", "synced", "timestamp_ms")
 
-    def __init__(self, pair: Pair, end: End, *, epoch: int, timestamp_ms: int, disk: Disk) -> None:
+    def __init__(self, pair: Pair, end: PairEnd, *, epoch: int, timestamp_ms: int, disk: Disk) -> None:
         self.pair, self.epoch, self._disk = pair, epoch, disk
         self.end = self.synced = end
         self.timestamp_ms = timestamp_ms
@@ -185,7 +185,7 @@ class OpenPair:
             self._rows = _rows_of(self.pair)[: self.end.chunks].copy()
         return self._files
 
-    def _encoded(self, chunks: Sequence[NewChunk]) -> tuple[list[bytes], bytes, ChunkTable, End]:
+    def _encoded(self, chunks: Sequence[NewChunk]) -> tuple[list[bytes], bytes, ChunkTable, PairEnd]:
         """Return the bytes for the segment and for the index, the rows, and the new end."""
         parts: list[bytes] = []
         records: list[bytes] = []
@@ -217,7 +217,7 @@ class OpenPair:
             )
             rows[number] = offset, timestamp_ms, position, size_bytes, chunk.records, ChunkType.USER
             offset, position = offset + chunk.records, position + size_bytes
-        return parts, b"".join(records), rows, End(offset, position, count + len(chunks))
+        return parts, b"".join(records), rows, PairEnd(offset, position, count + len(chunks))
 
     def _add(self, rows: ChunkTable, count: int) -> None:
         """Put rows behind the first `count`. The array doubles, and views of the old one stay as they are."""
@@ -247,7 +247,7 @@ class OpenPair:
         if error is not None:
             raise error
 
-    def _take_back(self, segment: int, index: int, old: End, cause: BaseException) -> None:
+    def _take_back(self, segment: int, index: int, old: PairEnd, cause: BaseException) -> None:
         """Cut off a write that failed. If this fails too, the log is broken."""
         try:
             # The index first: it decides, so the failed chunks are gone from here on.

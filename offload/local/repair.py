@@ -33,7 +33,7 @@ from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER, record_positio
 from offload.local.disk import Disk
 from offload.local.files import explained, open_file, shown_path
 from offload.local.newest import Newest
-from offload.local.open_pair import End, create_pair, remove_pair
+from offload.local.open_pair import PairEnd, create_pair, remove_pair
 from offload.local.pair import Pair, check_heads, parse_name
 from offload.local.recovery import recover
 from offload.local.sealed import SealedPair
@@ -51,7 +51,7 @@ class Repaired:
     sealed: list[SealedPair]
     pair: Pair
     """The pair that takes appends."""
-    end: End
+    end: PairEnd
     epoch: int
     """The epoch of the last chunk; 0 if there is none."""
     timestamp_ms: int | None
@@ -91,13 +91,13 @@ def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
         _cut(empty, _HEADERS, disk)
         if newest is not None:
             sealed.append(SealedPair(newest.pair, empty.offset))
-        end = End(empty.offset)
+        end = PairEnd(empty.offset)
         return Repaired(sealed=sealed, pair=empty, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
     if newest is None:
         return _created(folder, recovered.next_offset, disk)
     size_bytes = int(newest.rows["position"][-1]) + newest.last.size_bytes
     _cut(newest.pair, (record_position(len(newest.rows)), size_bytes), disk)
-    end = End(newest.last.next_offset, size_bytes, len(newest.rows))
+    end = PairEnd(newest.last.next_offset, size_bytes, len(newest.rows))
     return Repaired(sealed=sealed, pair=newest.pair, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
 
 
@@ -113,7 +113,7 @@ def _names(folder: Path) -> dict[int, set[str]]:
 def _created(folder: Path, offset: int, disk: Disk) -> Repaired:
     pair = Pair(folder, offset)
     create_pair(pair, disk=disk)
-    return Repaired(sealed=[], pair=pair, end=End(offset), epoch=0, timestamp_ms=None)
+    return Repaired(sealed=[], pair=pair, end=PairEnd(offset), epoch=0, timestamp_ms=None)
 
 
 def _judge(behind: list[Pair], next_offset: int, newest: Newest | None, stream: str) -> Pair | None:

@@ -352,7 +352,7 @@ def test_chunks_have_all_records_in_order_and_keep_their_bounds(
         patched.setattr(appended, "CHUNK_SIZE_BYTES", size)
         patched.setattr(appended, "CHUNK_RECORDS_MAX", count)
         done: Any = None
-        waiting = [appended.Call.of(each, timestamp_ms=n, done=done) for n, each in enumerate(calls)]
+        waiting = [appended.AppendCall.of(each, timestamp_ms=n, done=done) for n, each in enumerate(calls)]
 
         chunks = appended.chunks_of(waiting)
 
