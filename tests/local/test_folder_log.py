@@ -23,8 +23,11 @@ from offload.errors import Conflict, Corrupt, Fenced, Misuse, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
 from offload.local import appended, folder_log
+from offload.local.disk import Disk
 from offload.local.folder_log import Durability, FolderLog
 from offload.local.log_lock import LOCK_NAME
+from offload.local.open_pair import OpenPair, PairEnd, create_pair
+from offload.local.pair import Pair
 from offload.local.recovery import recover
 
 
@@ -504,6 +507,21 @@ def test_a_log_at_rest_has_one_descriptor_and_no_task(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(scenario())
+
+
+def test_a_pair_that_is_closed_forgets_its_table_and_reads_it_again(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, 0)
+    create_pair(pair, disk=Disk())
+    opened = OpenPair(pair, PairEnd(0), epoch=1, timestamp_ms=0, disk=Disk())
+    for _ in range(3):
+        opened.write([appended.NewChunk([b"\0\0\0\0"], 1, 4, NOW_MS)], sync=True)
+    before = opened.kept_rows(2)
+
+    opened.close()
+
+    assert opened.kept_rows(2) is None
+    assert before is not None
+    assert (opened.read_rows(2) == before).all()
 
 
 def test_a_snapshot_outlives_the_rest_of_its_log(tmp_path: Path) -> None:

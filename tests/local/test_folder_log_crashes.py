@@ -387,6 +387,36 @@ def test_a_file_that_may_not_grow_refuses_an_append_and_the_log_goes_on(tmp_path
     asyncio.run(scenario())
 
 
+def test_a_deletion_killed_at_any_call_leaves_a_segment_without_an_index(tmp_path: Path) -> None:
+    """Osiris removes such a segment. An index without its segment, before other pairs, it would not expect."""
+
+    async def scenario() -> None:
+        partly = []
+        for left in range(3):
+            folder = tmp_path / str(left)
+            opening = len((await lived_once(folder)).calls)
+            with suppress(Killed):
+                log = await FolderLog.open(folder, disk=KilledDisk(opening + left))
+                try:
+                    await log.delete(0)
+                finally:
+                    await log.aclose()
+            partly.append(sorted(path.suffix for path in folder.glob(f"{0:020}.*")))
+        assert partly == [[".index", ".segment"], [".segment"], []]
+
+    asyncio.run(scenario())
+
+
+async def lived_once(folder: Path) -> CountingDisk:
+    """Make a log with two ledgers, and return a disk that counted one opening of it."""
+    async with await FolderLog.open(folder) as log:
+        await log.append([b"a"], timestamp_ms=NOW_MS)
+        await log.roll(now_ms=NOW_MS)
+    counted = CountingDisk()
+    await (await FolderLog.open(folder, disk=counted)).aclose()
+    return counted
+
+
 def test_a_begin_killed_at_any_call_leaves_an_empty_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         for left in range(20):
