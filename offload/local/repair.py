@@ -16,9 +16,9 @@ In two points, the repair keeps more than osiris.
 
 - An empty newest pair with whole headers stays, and is the open ledger. `open_pair` creates it after the pair
   before it was synced, so that one is sealed. osiris removes it, and writes to the pair before it again.
-- Nothing that may have been acknowledged is removed. A sealed pair that does not end where the next one
-  begins, a pair without a valid header but with content, and a missing file are `Corrupt`, and stay as they
-  are. A sealed pair in front of others is not read here: its ledger raises `Corrupt`.
+- Nothing that may have been acknowledged is removed. A pair without a sound chunk that has more than headers,
+  and a missing file, are `Corrupt`, and stay as they are. Damage of a sealed pair is not looked for: its
+  ledger raises `Corrupt` when it is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from offload.errors import Corrupt, OffloadError
 from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER, record_position
 from offload.local.disk import Disk
 from offload.local.files import explained, open_file, shown_path
-from offload.local.newest import Newest
 from offload.local.open_pair import PairEnd, create_pair, remove_pair
 from offload.local.pair import Pair, check_heads, parse_name
 from offload.local.recovery import recover
@@ -77,7 +76,7 @@ def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
     behind = sorted(offset for offset in names if offset >= first)
     if newest is not None:
         behind = [offset for offset in behind if offset > newest.pair.offset]
-    empty = _judge([Pair(folder, offset) for offset in behind], recovered.next_offset, newest, stream)
+    empty = _judge([Pair(folder, offset) for offset in behind], stream)
 
     for offset in sorted(names):
         if offset < first:
@@ -116,7 +115,7 @@ def _created(folder: Path, offset: int, disk: Disk) -> Repaired:
     return Repaired(sealed=[], pair=pair, end=PairEnd(offset), epoch=0, timestamp_ms=None)
 
 
-def _judge(behind: list[Pair], next_offset: int, newest: Newest | None, stream: str) -> Pair | None:
+def _judge(behind: list[Pair], stream: str) -> Pair | None:
     """Return the empty pair that stays, of those that have no sound chunk and no other with one behind them.
 
     Raises `Corrupt` if one of the others may have had a record.
@@ -126,15 +125,6 @@ def _judge(behind: list[Pair], next_offset: int, newest: Newest | None, stream: 
         sizes = _size_bytes(pair.index), _size_bytes(pair.segment)
         if empty is None and None not in sizes and _is_whole(pair):
             empty = pair
-            # The pair before it was whole when this one was created.
-            if newest is not None and pair.offset != next_offset:
-                raise Corrupt(
-                    "end of a sealed segment",
-                    shown_path(newest.pair.segment),
-                    expected=f"a chunk up to offset {pair.offset}, where the next segment begins",
-                    found=f"sound chunks up to offset {next_offset}",
-                    stream=stream,
-                )
         elif any((size or 0) > limit for size, limit in zip(sizes, _HEADERS, strict=True)):
             lacks = pair.segment if sizes[1] is None else pair.index if sizes[0] is None else None
             raise Corrupt(

@@ -276,7 +276,7 @@ def test_damage_that_no_crash_explains_is_corrupt_and_changes_no_file(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
 def test_a_sealed_pair_that_lost_its_end_is_corrupt_and_stays(tmp_path: Path, kind: str) -> None:
-    """With records behind it, its ledger says so. Behind an empty one, it would pass for a torn tail."""
+    """With an empty pair behind it, osiris would take it for a torn tail."""
 
     async def sealed_alone(log: FolderLog) -> None:
         await log.append([b"a"], timestamp_ms=NOW_MS)

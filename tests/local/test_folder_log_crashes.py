@@ -203,6 +203,24 @@ def test_a_power_cut_takes_no_sealed_ledger_and_no_epoch(tmp_path: Path, durabil
     asyncio.run(scenario())
 
 
+def test_a_log_that_is_opened_makes_durable_what_it_shows(tmp_path: Path) -> None:
+    """A process under OS was killed. The next one commits what it finds, and then the power is cut."""
+
+    async def scenario() -> None:
+        for seed in range(5):
+            folder = tmp_path / str(seed)
+            disk = PowerDisk(folder)
+            async with await FolderLog.open(folder, disk=disk, durability=Durability.OS) as log:
+                await log.append([b"a"], timestamp_ms=NOW_MS)
+            async with await FolderLog.open(folder, disk=disk) as log:
+                assert log.committed_offset == 1
+                disk.after_power_cut(folder.with_suffix(".cut"), random.Random(seed))
+            async with await FolderLog.open(folder.with_suffix(".cut")) as log:
+                assert await records_of(log) == [b"a"]
+
+    asyncio.run(scenario())
+
+
 # Disks that fail
 
 
@@ -388,7 +406,7 @@ def test_a_file_that_may_not_grow_refuses_an_append_and_the_log_goes_on(tmp_path
 
 
 def test_a_deletion_killed_at_any_call_leaves_a_segment_without_an_index(tmp_path: Path) -> None:
-    """Osiris removes such a segment. An index without its segment, before other pairs, it would not expect."""
+    """Osiris removes such a segment. It does not expect an index without its segment before other pairs."""
 
     async def scenario() -> None:
         partly = []
