@@ -131,6 +131,15 @@ class SourceStream(ABC):
         """The stream's name for a `BrokerView`. By default it is `name`."""
         return self.name
 
+    @property
+    def needs_since(self) -> bool:
+        """True if `snapshot` numbers its records from what is committed, so that it must be loaded first.
+
+        `since` is then None only if the tier has nothing of the stream. By default it is False: None also
+        means that nobody has looked.
+        """
+        return False
+
     @abstractmethod
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         """Return the data that the broker would show of the stream now. Its own rules leave torn tails out.

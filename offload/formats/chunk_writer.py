@@ -84,7 +84,7 @@ def build_tracking_chunk(
 
 
 def seal_chunk(
-    data: bytes,
+    data: bytes | memoryview,
     *,
     entries: int,
     records: int,

@@ -23,13 +23,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from offload.errors import Corrupt, Misuse
 from offload.formats.chunk import ChunkHeader
 from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, decompress
 from offload.formats.layout import layout
 from offload.model.chunk_table import ChunkType
 
-__all__ = ["SubBatch", "messages"]
+__all__ = ["SubBatch", "encode_run", "messages"]
 
 
 SUB_BATCH_HEADER: Final = layout(
@@ -42,6 +45,13 @@ SUB_BATCH_HEADER: Final = layout(
 assert SUB_BATCH_HEADER.size_bytes == 11
 
 RECORD_SIZE_BYTES_MAX: Final = 2**31 - 1
+
+SCATTERED_SIZE_BYTES_MAX: Final = 512
+"""Runs of smaller records are encoded byte by byte in one pass of NumPy, others record by record.
+
+Measured on runs of 4 MB, in MiB/s, by byte and by record: 1,110 and 240 with 100-byte records, 1,780 and 780
+with 300 bytes, 1,490 and 3,150 with 1 KB, 1,590 and 10,300 with 10 KB.
+"""
 
 _LENGTH: Final = struct.Struct(">I")
 _SUB_BATCH_BIT: Final = 0x80
@@ -152,6 +162,38 @@ def encode_entries(entries: Iterable[bytes | SubBatch]) -> bytes:
         else:
             raise Misuse(f"a record of {len(entry)} bytes is too long: at most {RECORD_SIZE_BYTES_MAX}")
     return b"".join(parts)
+
+
+def encode_run(
+    data: bytes | memoryview, starts: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]
+) -> bytes | memoryview:
+    """Return the data section of the records `data[starts[k]:ends[k]]`, as `encode_entries` does.
+
+    The caller has checked that the records lie in `data`, in order and without overlap. Raises `Misuse` for a
+    record of 2 GiB or more.
+    """
+    sizes = ends - starts
+    count, size_bytes = len(sizes), int(sizes.sum())
+    if count and int(sizes.max()) > RECORD_SIZE_BYTES_MAX:
+        found = int(sizes.max())
+        raise Misuse(f"a record of {found} bytes is too long: at most {RECORD_SIZE_BYTES_MAX}")
+    lengths = sizes.astype(">u4").view(np.uint8).reshape(count, 4)
+    is_packed = count > 0 and int(ends[-1] - starts[0]) == size_bytes
+    if not is_packed or size_bytes > SCATTERED_SIZE_BYTES_MAX * count:
+        heads, view = lengths.tobytes(), memoryview(data)
+        parts: list[bytes | memoryview] = [b""] * (2 * count)
+        parts[::2] = [heads[at : at + 4] for at in range(0, len(heads), 4)]
+        parts[1::2] = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return b"".join(parts)
+    # The length of record k is at the record's old place, and four bytes further for each length before it.
+    heads_at = (starts - starts[0] + np.arange(count, dtype=np.uint64) * np.uint64(4)).astype(np.int64)
+    places = heads_at[:, np.newaxis] + np.arange(4)
+    is_body = np.ones(size_bytes + 4 * count, np.bool_)
+    is_body[places] = False
+    section = np.empty(len(is_body), np.uint8)
+    section[places] = lengths
+    section[is_body] = np.frombuffer(data, np.uint8)[int(starts[0]) : int(ends[-1])]
+    return section.data
 
 
 def _data_section(chunk: bytes | memoryview, *, where: str, position: int) -> tuple[ChunkHeader, bytes]:

@@ -24,9 +24,10 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
-from offload.errors import Corrupt
+from offload.errors import Corrupt, OffloadError, TryAgain
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
+from offload.model.chunk_table import row_from
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.streams.behind import open_behind
@@ -60,6 +61,8 @@ class StreamCopier:
 
     _last: bytes | None = None
     """The last chunk that was copied."""
+    _is_loaded: bool = False
+    """True if `manifest` was loaded before the snapshot that is compared next."""
 
     @property
     def stream(self) -> str:
@@ -75,20 +78,31 @@ class StreamCopier:
         """Return the first offset that the tier lacks, by the newest manifest that was seen."""
         return snapshot.first_offset if self.manifest is None else self.manifest.next_offset
 
+    async def load(self, *, known_to_be_new: bool = False) -> Manifest | None:
+        """Load the newest manifest, and return it. For a source that needs it before its snapshot."""
+        self.manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
+        self._is_loaded = True
+        return self.manifest
+
     async def compare(self, snapshot: Snapshot, *, known_to_be_new: bool = False) -> None:
         """Raise `Diverged` unless the source continues what is committed.
 
-        The manifest is loaded if this copier holds no stream yet, unless the stream is `known_to_be_new`.
+        The manifest is loaded if this copier holds no stream yet, unless the stream is `known_to_be_new`, or
+        `load` was called for this snapshot. Raises `TryAgain` if a rival has appended since, and the source
+        cuts its chunks elsewhere.
         """
         if self.writer is not None:
             await check_continues(self.writer.manifest, self._last, snapshot)
             return
-        self.manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
+        if not self._is_loaded:
+            await self.load(known_to_be_new=known_to_be_new)
+        self._is_loaded = False
         # A restore that was killed right after it recorded the part left it without a root.
         if self.manifest is None and self.part.behind:
             self.manifest = await open_behind(self.offloader, self.part, env=self.env)
         if self.manifest is not None:
             await check_part(self.offloader, self.part, self.manifest, snapshot)
+            await _check_cut(snapshot, self.manifest)
 
     async def copy(self, snapshot: Snapshot, until: int, *, ahead: bool = False) -> None:
         """Copy what the tier lacks up to the offset `until`, at which a chunk begins or the snapshot ends.
@@ -145,6 +159,7 @@ class StreamCopier:
         # the claim may have adopted leftovers. The source must continue what is committed now.
         if before is None or writer.manifest.next_offset != before.next_offset:
             await check_part(self.offloader, self.part, writer.manifest, snapshot)
+            await _check_cut(snapshot, writer.manifest)
         # One may have been begun after our look. A stream that is only just born may have one too: a copy of
         # a tier may have brought a later part alone.
         await refuse_closed_part(self.offloader, self.part)
@@ -188,10 +203,29 @@ class StreamCopier:
         self._last = raw if snapshot.holds else raw[: CHUNK_HEADER.size_bytes]
 
 
+async def _check_cut(snapshot: Snapshot, manifest: Manifest) -> None:
+    """Raise `TryAgain` if a source that cuts its own chunks begins none at the end of the tier.
+
+    It began one where the tier ended when the snapshot was taken. A rival has appended since.
+    """
+    end = manifest.next_offset
+    if snapshot.holds is None:
+        return
+    for ledger in snapshot.ledgers:
+        if ledger.first_offset < end < ledger.next_offset:
+            table = await ledger.table()
+            row = row_from(table, end)
+            if row == len(table) or int(table["offset"][row]) != end:
+                raise TryAgain(
+                    f"stream {manifest.stream!r}: another process appended up to offset {end} while the "
+                    "source was read; run again"
+                )
+
+
 async def _batch(snapshot: Snapshot, start: int, until: int) -> list[ReadHandle]:
     """Return the next ledgers to copy, from offset `start` on and at most up to `until`.
 
-    A ledger whose table is damaged ends the batch. If it is the first, its damage is raised.
+    A ledger whose table cannot be read ends the batch. If it is the first, its error is raised.
     """
     batch: list[ReadHandle] = []
     chunks = 0
@@ -204,7 +238,7 @@ async def _batch(snapshot: Snapshot, start: int, until: int) -> list[ReadHandle]
             handle = CutHandle(ledger, first_offset=first_offset, next_offset=next_offset)
         try:
             chunks += len(await handle.table())
-        except Corrupt:
+        except OffloadError:
             # The sound ledgers before it are copied first. The next batch begins here, and raises.
             if not batch:
                 raise

@@ -183,6 +183,8 @@ class Follower:
         mark = await self.source.mark()
         if mark is not None and mark == self._mark and not self._arrivals:
             return False
+        if self.source.needs_since and self._copier.manifest is None:
+            self._copier.manifest = await self._newest()
         async with await self.source.snapshot(self._copier.manifest) as snapshot:
             self._notice(snapshot, now if before is None else before)
             # Only now: if the snapshot failed, the next look must not believe that nothing is new.

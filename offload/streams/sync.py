@@ -161,14 +161,19 @@ class _StreamSync:
 
     async def run(self) -> StreamReport:
         """Sync the stream. Report errors of the framework."""
-        copier, error = self._copier(StreamPart(self.stream.name)), None
+        copier, error, since = self._copier(StreamPart(self.stream.name)), None, None
+        following: StreamPart | None = copier.part
         try:
-            async with await self.stream.snapshot() as snapshot:
-                while (following := await self._copied(copier, snapshot)) is not None:
-                    copier = self._copier(following)
-                # The source could not show its end. Everything before the damage is committed now.
-                if snapshot.damage is not None:
-                    raise snapshot.damage
+            while following is not None:
+                copier = self._copier(following)
+                if self.stream.needs_since:
+                    # A part without a root is numbered on from the part before.
+                    since = await copier.load(known_to_be_new=not self.is_tier) or since
+                async with await self.stream.snapshot(since) as snapshot:
+                    following = await self._copied(copier, snapshot)
+                    # The source could not show its end. Everything before the damage is committed now.
+                    if following is None and snapshot.damage is not None:
+                        raise snapshot.damage
             manifest = copier.manifest
         except OffloadError as exc:
             # The copy may have committed something before the error, so the report names the newest manifest.

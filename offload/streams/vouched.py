@@ -133,6 +133,10 @@ class _VouchedStream(SourceStream):
     def broker_name(self) -> str:
         return self.source.broker_name
 
+    @property
+    def needs_since(self) -> bool:
+        return self.source.needs_since
+
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         return await self.source.snapshot(since)
 

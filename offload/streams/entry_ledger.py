@@ -1,0 +1,168 @@
+"""A source of ledgers that have entries and no chunks: `EntryLedgerStream` is one stream of them.
+
+A record is an entry, untouched. `entry_chunks` cuts and builds chunks, and `entry_offsets` counts offsets.
+
+A snapshot begins a chunk at the end of what is committed. So the same ledger and the same tier give the same
+bytes in every process. The tail of a ledger that grows is cut elsewhere the next time, so histories are
+compared entry by entry (`Snapshot.holds`).
+
+Invariants: no entry is copied before its whole ledger was measured. Of a ledger whose answers contradict each
+other, or what was committed, nothing more is copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.entries import EntryLedger
+from offload.contracts.source import Snapshot, SourceStream
+from offload.formats.chunk import ChunkHeader
+from offload.formats.entries import encode_run
+from offload.model.manifest import Manifest
+from offload.streams.entry_chunks import Cuts, EntryHandle, read_run
+from offload.streams.entry_offsets import (
+    ListedLedger,
+    NumberedLedger,
+    Numbering,
+    Seen,
+    SeenLedger,
+    check_listing,
+)
+
+__all__ = ["EntryLedgerStream"]
+
+
+class EntryLedgerStream(SourceStream):
+    """One stream: the ledgers that a function lists, the oldest first.
+
+    The function is called for each snapshot and each mark, and returns new objects each time. The stream
+    closes them. Beside the errors of `SourceStream`, a snapshot raises `Diverged` if the ledgers cannot be
+    those that were committed: one is missing between others, or has another number of entries.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ledgers: Callable[[], Awaitable[Sequence[EntryLedger]]],
+        *,
+        first_offset: int = 0,
+        tier: Catalogue | None = None,
+    ) -> None:
+        """`first_offset` is that of the oldest ledger if nothing is committed yet.
+
+        `tier` is asked for its last chunk if the manifest alone does not show where the ledger of that chunk
+        begins. Without it, a snapshot then raises `Misuse`.
+        """
+        self._name, self._ledgers = name, ledgers
+        self._first_offset, self._tier = first_offset, tier
+        self._seen: Seen = {}
+        self._cuts: dict[tuple[int, int], Cuts] = {}
+
+    @property
+    def name(self) -> str:
+        """The name that was given."""
+        return self._name
+
+    @property
+    def needs_since(self) -> bool:
+        """True: offsets are counted on from what is committed."""
+        return True
+
+    async def mark(self) -> Hashable:
+        """Return a number that stands for the ids and sizes of the ledgers. Costs one listing."""
+        ledgers = await self._ledgers()
+        mark = hash(tuple((each.ledger_id, each.last_entry, each.is_sealed) for each in ledgers))
+        await _close(ledgers)
+        return mark
+
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+        """Return the ledgers that are listed now. One with impossible facts ends the snapshot before it."""
+        ledgers = await self._ledgers()
+        try:
+            return await self._snapshot(ledgers, since)
+        except BaseException:
+            await _close(ledgers)
+            raise
+
+    async def _snapshot(self, ledgers: Sequence[EntryLedger], since: Manifest | None) -> Snapshot:
+        listed, damage = check_listing([ListedLedger.of(each, self._name) for each in ledgers], self._seen)
+        numbering = Numbering(
+            stream=self._name,
+            first_offset=self._first_offset,
+            since=since,
+            seen=self._seen,
+            tier=self._tier,
+        )
+        # Cut short before the end of the tier, the ledgers would look like those of a replica that lags.
+        if damage is not None and (not listed or listed[-1].ledger_id < (numbering.newest_id or 0)):
+            raise damage
+        numbered, end = await numbering.numbered(listed)
+        if damage is not None and end < numbering.end:
+            raise damage
+        if damage is None:
+            self._remember(listed, numbering)
+        committed = numbering.end
+        lacking = {each.ledger_id for each in numbered if each.next_offset > committed}
+        self._cuts = {key: cuts for key, cuts in self._cuts.items() if key[0] in lacking}
+        return Snapshot(
+            ledgers=[
+                EntryHandle(numbered=each, first_entry=first, stop=stop, known=self._cuts)
+                for each in numbered
+                for first, stop in _parts(each, committed)
+            ],
+            first_offset=numbered[0].begin if numbered else end,
+            next_offset=end,
+            epoch=numbered[-1].begin if numbered else 0,
+            damage=damage,
+            committed_offset=end,
+            holds=_Comparison(numbered).reason,
+        )
+
+    def _remember(self, listed: Sequence[ListedLedger], numbering: Numbering) -> None:
+        for each in listed:
+            self._seen[each.ledger_id] = SeenLedger(each.count, each.length, each.is_sealed)
+        # Deleted ledgers are remembered until later ones are committed: they may not have been copied.
+        newest = numbering.newest_id or 0
+        oldest = min(newest, listed[0].ledger_id) if listed else newest
+        self._seen = {ledger_id: seen for ledger_id, seen in self._seen.items() if ledger_id >= oldest}
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Compares a committed chunk with the ledgers of a snapshot."""
+
+    ledgers: Sequence[NumberedLedger]
+
+    async def reason(self, chunk: bytes) -> str | None:
+        """Return why the ledgers do not have this chunk, or None if they do. See `Snapshot.holds`."""
+        header = ChunkHeader.decode(chunk, where="a committed chunk")
+        ledger = next((each for each in self.ledgers if each.begin <= header.offset < each.next_offset), None)
+        if ledger is None:
+            return f"no ledger has offset {header.offset}"
+        if ledger.begin != header.epoch:
+            return f"ledger {ledger.ledger_id} begins at offset {ledger.begin}, not {header.epoch}"
+        if ledger.next_offset < header.next_offset:
+            return f"ledger {ledger.ledger_id} ends at offset {ledger.next_offset}, within the chunk"
+        entry, at = header.offset - ledger.begin, header.data_start
+        stop = entry + header.records
+        while entry < stop:
+            run = await read_run(ledger.ledger, entry, stop - 1, size_bytes=len(chunk), where=ledger.where)
+            data = await asyncio.to_thread(encode_run, run.data, run.starts, run.ends)
+            if chunk[at : at + len(data)] != data:
+                return f"ledger {ledger.ledger_id} has other entries from {entry} on"
+            entry, at = entry + len(run.ends), at + len(data)
+        return None if at == header.trailer_start else f"ledger {ledger.ledger_id} has shorter entries"
+
+
+def _parts(ledger: NumberedLedger, committed: int) -> list[tuple[int, int]]:
+    """Return the ledger's entries as ranges. One begins at the end of what is committed."""
+    at = committed - ledger.begin
+    return [(0, at), (at, ledger.count)] if 0 < at < ledger.count else [(0, ledger.count)]
+
+
+async def _close(ledgers: Sequence[EntryLedger]) -> None:
+    for ledger in ledgers:
+        await ledger.aclose()
