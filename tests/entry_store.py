@@ -104,8 +104,8 @@ class EntryStore(Source):
     first_offset: int = 0
     tier: LedgerOffloader | None = None
     listed: list[Listed] = field(default_factory=list)
-    url = "memory://entries"  # type: ignore[assignment]
-    notes = ()  # type: ignore[assignment]
+    url = "memory://entries"
+    notes = ()
 
     def __post_init__(self) -> None:
         self.stream_of_this_process = self._fresh()

@@ -1,4 +1,4 @@
-"""Tests of stores that answer wrongly: the ledger and the entry are named, and no wrong entry is committed."""
+"""Tests of stores that answer wrongly: the ledger is named, and no wrong entry is committed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def u8(*numbers: int) -> Any:
 
 def only(entries: int) -> Callable[[EntryRun], EntryRun]:
     """Return a lie: only so many entries of each run."""
-    return lambda run: replace(
-        run, starts=run.starts[:entries], ends=run.ends[:entries], timestamps_ms=run.timestamps_ms[:entries]
-    )
+    return lambda run: replace(run, starts=run.starts[:entries], ends=run.ends[:entries], timestamps_ms=1)
 
 
 def later(change: Callable[[EntryRun], EntryRun]) -> Callable[[EntryRun], EntryRun]:
