@@ -1,8 +1,8 @@
 """ledger-offload: copies sealed log data to any object store, and reads it back unchanged.
 
-Embedders start with `open_tier`, `StreamWriter` and `StreamReader`. Authors of backends start with
-`ObjectStore` or `LedgerOffloader`, and authors of sources with `Source`. Programs without an event loop
-use `Blocking`.
+Authors of a broker start with `ManagedLedgers` and `FolderLog`. Programs that write and read streams start
+with `open_tier`, `StreamWriter` and `StreamReader`, authors of backends with `ObjectStore` or
+`LedgerOffloader`, authors of sources with `Source`. Programs without an event loop use `Blocking`.
 
 Each public name is imported when it is first used (`offload.late`).
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offload.contracts.decoder import Decoded, Decoder
     from offload.contracts.keys import KeyService
     from offload.contracts.ledger import ReadHandle
+    from offload.contracts.log import LedgerLog, LocalLedger
     from offload.contracts.metrics import StoreMetrics
     from offload.contracts.offloader import Committer, LedgerOffloader
     from offload.contracts.opening import OpeningContext, RequestLimits
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from offload.errors import (
         Absent,
         AlreadyExists,
+        AlreadyRunning,
         AnchorLost,
         Conflict,
         Corrupt,
@@ -51,7 +53,15 @@ if TYPE_CHECKING:
         UnsupportedFormat,
     )
     from offload.formats.chunk_writer import build_chunk
+    from offload.local.folder_log import Durability, FolderLog
     from offload.local.memory_handle import MemoryHandle
+    from offload.local.memory_log import MemoryLog
+    from offload.managed.contexts import LedgerContext
+    from offload.managed.cursors import LogCursors, StoreCursors
+    from offload.managed.ledger import LedgerState, ManagedLedger
+    from offload.managed.ledgers import ManagedLedgers
+    from offload.managed.policy import LedgerPolicy, WhenFull
+    from offload.managed.rules import LedgerPlan
     from offload.model.attempt import Attempt, Leftover, Receipt
     from offload.model.compression import Compression
     from offload.model.entry import Entry
@@ -81,6 +91,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Absent",
     "AlreadyExists",
+    "AlreadyRunning",
     "AnchorLost",
     "AtEdge",
     "AtOffset",
@@ -103,10 +114,12 @@ __all__ = [
     "Denied",
     "Dispatcher",
     "Diverged",
+    "Durability",
     "Entry",
     "EntryView",
     "Env",
     "Fenced",
+    "FolderLog",
     "FollowRules",
     "FollowState",
     "FollowStatus",
@@ -114,11 +127,21 @@ __all__ = [
     "Job",
     "KeyService",
     "KeyServiceType",
+    "LedgerContext",
+    "LedgerLog",
     "LedgerOffloader",
+    "LedgerPlan",
+    "LedgerPolicy",
+    "LedgerState",
     "Leftover",
     "Listed",
+    "LocalLedger",
+    "LogCursors",
+    "ManagedLedger",
+    "ManagedLedgers",
     "Manifest",
     "MemoryHandle",
+    "MemoryLog",
     "Messages",
     "Misuse",
     "NoSpace",
@@ -145,6 +168,7 @@ __all__ = [
     "SourceStream",
     "SourceType",
     "Span",
+    "StoreCursors",
     "StoreDenied",
     "StoreMetrics",
     "StreamDeleted",
@@ -166,6 +190,7 @@ __all__ = [
     "Upload",
     "VerifyLevel",
     "VerifyReport",
+    "WhenFull",
     "build_chunk",
     "delete_stream",
     "hookimpl",
@@ -181,6 +206,7 @@ __all__ = [
 _HOMES = {
     "Absent": "offload.errors",
     "AlreadyExists": "offload.errors",
+    "AlreadyRunning": "offload.errors",
     "AnchorLost": "offload.errors",
     "AtEdge": "offload.model.position",
     "AtOffset": "offload.model.position",
@@ -201,19 +227,36 @@ _HOMES = {
     "Decoder": "offload.contracts.decoder",
     "DecoderType": "offload.contracts.plugin",
     "Denied": "offload.errors",
+    "Dispatcher": "offload.streams.dispatcher",
     "Diverged": "offload.errors",
+    "Durability": "offload.local.folder_log",
     "Entry": "offload.model.entry",
     "EntryView": "offload.contracts.catalogue",
     "Env": "offload.env",
     "Fenced": "offload.errors",
+    "FolderLog": "offload.local.folder_log",
+    "FollowRules": "offload.streams.follow_rules",
+    "FollowState": "offload.streams.follow_rules",
+    "FollowStatus": "offload.streams.follow_rules",
+    "Follower": "offload.streams.follower",
     "Job": "offload.streams.job",
     "KeyService": "offload.contracts.keys",
     "KeyServiceType": "offload.contracts.plugin",
+    "LedgerContext": "offload.managed.contexts",
+    "LedgerLog": "offload.contracts.log",
     "LedgerOffloader": "offload.contracts.offloader",
+    "LedgerPlan": "offload.managed.rules",
+    "LedgerPolicy": "offload.managed.policy",
+    "LedgerState": "offload.managed.ledger",
     "Leftover": "offload.model.attempt",
     "Listed": "offload.contracts.store",
+    "LocalLedger": "offload.contracts.log",
+    "LogCursors": "offload.managed.cursors",
+    "ManagedLedger": "offload.managed.ledger",
+    "ManagedLedgers": "offload.managed.ledgers",
     "Manifest": "offload.model.manifest",
     "MemoryHandle": "offload.local.memory_handle",
+    "MemoryLog": "offload.local.memory_log",
     "Messages": "offload.streams.reader",
     "Misuse": "offload.errors",
     "NoSpace": "offload.errors",
@@ -240,17 +283,13 @@ _HOMES = {
     "SourceStream": "offload.contracts.source",
     "SourceType": "offload.contracts.plugin",
     "Span": "offload.contracts.store",
+    "StoreCursors": "offload.managed.cursors",
     "StoreDenied": "offload.errors",
     "StoreMetrics": "offload.contracts.metrics",
     "StreamDeleted": "offload.errors",
     "StreamPart": "offload.model.part",
     "StreamReader": "offload.streams.reader",
     "StreamReport": "offload.streams.sync",
-    "FollowStatus": "offload.streams.follow_rules",
-    "FollowState": "offload.streams.follow_rules",
-    "FollowRules": "offload.streams.follow_rules",
-    "Follower": "offload.streams.follower",
-    "Dispatcher": "offload.streams.dispatcher",
     "StreamView": "offload.contracts.catalogue",
     "StreamWriter": "offload.streams.writer",
     "Suffix": "offload.contracts.store",
@@ -266,6 +305,7 @@ _HOMES = {
     "Upload": "offload.contracts.store",
     "VerifyLevel": "offload.upkeep.verify.report",
     "VerifyReport": "offload.upkeep.verify.report",
+    "WhenFull": "offload.managed.policy",
     "build_chunk": "offload.formats.chunk_writer",
     "delete_stream": "offload.upkeep.retention",
     "hookimpl": "offload.contracts.plugin",
