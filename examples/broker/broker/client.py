@@ -67,9 +67,13 @@ class BrokerClient:
         await asked.done
         return asked.topics
 
-    async def _ask(self, request: bytes) -> _Asked:
+    def check(self) -> None:
+        """Raise `ConnectionError` if the connection is lost."""
         if self._lost is not None:
             raise self._lost
+
+    async def _ask(self, request: bytes) -> _Asked:
+        self.check()
         asked = _Asked(asyncio.get_running_loop().create_future(), {})
         self._asked.append(asked)
         self._writer.write(request)
