@@ -16,7 +16,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ class BrokerServer:
 
     def __init__(self, topics: Topics, *, clients_max: int = 1000, stall_seconds: float = 60.0) -> None:
         self._topics, self._clients_max, self._stall_seconds = topics, clients_max, stall_seconds
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self._listening: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -58,6 +58,11 @@ class BrokerServer:
         self._listening = await asyncio.start_server(self._serve, host, port, limit=READ_SIZE_BYTES)
         found: tuple[str, int] = self._listening.sockets[0].getsockname()[:2]
         return found
+
+    @property
+    def clients(self) -> Sequence[asyncio.WriteTransport]:
+        """The connections that are served now."""
+        return list(self._clients.values())
 
     async def aclose(self) -> None:
         """Cut off all clients. Also one whose append is under way: it gets no answer."""
@@ -74,7 +79,7 @@ class BrokerServer:
             if len(self._clients) >= self._clients_max:
                 writer.write(encode_error(TryAgain(f"this broker has {self._clients_max} clients already")))
                 return
-            self._clients.add(task)
+            self._clients[task] = writer.transport
             _keep_alive(writer)
             await _Client(self._topics, reader, writer, self._stall_seconds).run()
         except (ConnectionError, TimeoutError):
@@ -85,7 +90,7 @@ class BrokerServer:
             writer.transport.abort()
             _log.exception("a client was cut off")
         finally:
-            self._clients.discard(task)
+            self._clients.pop(task, None)
             writer.close()
 
 
