@@ -74,6 +74,7 @@ class Run:
     tier: str
     options: dict[str, str]
     local: str
+    roll_size: str
     seed: int
     folder: Path
     port: int = 0
@@ -95,9 +96,10 @@ class BrokerProcess:
         run = self.run
         options = [part for key, value in run.options.items() for part in ("-o", f"{key}={value}")]
         arguments = ["--port", str(run.port), "serve", "--data", str(run.folder / "data"), "--tier", run.tier]
+        arguments += ["--local", run.local, "--roll-size", run.roll_size]
         with (run.folder / "broker.log").open("ab") as log:
             self.running = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "broker", *arguments, "--local", run.local, *options),
+                *(sys.executable, "-m", "broker", *arguments, *options),
                 env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "broker")},
                 stdout=PIPE,
                 stderr=log,
@@ -394,6 +396,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tier", default="minio")
     parser.add_argument("--local", default="30s")
+    parser.add_argument("--roll-size", default="64MiB")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None, help="folder for the data")
     parser.add_argument("--json", action="store_true")
@@ -414,6 +417,7 @@ def main() -> None:
             tier=url,
             options=options,
             local=asked.local,
+            roll_size=asked.roll_size,
             seed=asked.seed,
             folder=Path(scratch),
         )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import socket
 import struct
 import subprocess
@@ -349,6 +351,37 @@ def test_a_second_broker_on_the_same_folder_does_not_start(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_the_page_of_the_example_shows_what_happens(tmp_path: Path) -> None:
+    """All commands of its README run in one shell, and print what stands below them."""
+    text = (EXAMPLE / "README.md").read_text()
+    blocks = "".join(re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    _, *parts = re.split(r"^\$ (.*)\n", blocks, flags=re.MULTILINE)
+    commands, shown = parts[::2], parts[1::2]
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = str(probe.getsockname()[1])
+    script = "\necho @@@\n".join([*commands, "kill $!; wait $! 2> /dev/null"])
+    done = subprocess.run(
+        ["bash", "-c", script.replace("python -m broker", f"python -m broker --port {port}")],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(EXAMPLE),
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    found = done.stdout.replace(port, "7447").split("@@@\n")
+    for said, expected, command_line in zip(found, shown, commands, strict=False):
+        pattern = ".*".join(map(re.escape, expected.split("...")))
+        assert re.fullmatch(pattern, said), f"$ {command_line}\nshown:\n{expected}\nprinted:\n{said}"
+    assert len(found) == len(commands) + 1 > 12
+
+
 def killed(*arguments: str | Path) -> dict[str, Any]:
     """Run the long run, and return what it found. It fails by itself if a message is missing."""
     done = subprocess.run(
@@ -364,11 +397,11 @@ def killed(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_every_acknowledged_message_reaches_every_consumer_through_kills(tmp_path: Path) -> None:
-    arguments = ("--seconds", "7", "--rate", "400", "--kills", "2", "--local", "1s")
+    arguments = ("--seconds", "5", "--rate", "400", "--kills", "2", "--local", "1s", "--roll-size", "100kB")
 
     found = killed(*arguments, "--tier", tmp_path / "tier")
 
-    assert found["acknowledged"] == 2800
+    assert found["acknowledged"] == 2000
     assert found["local_ledgers_deleted"] > 0
     assert {row["missing"] + row["out_of_order"] for row in found["consumers"].values()} == {0}
 

@@ -29,10 +29,10 @@ __all__ = [
     "LINE_SIZE_BYTES_MAX",
     "TOPIC",
     "Acknowledge",
+    "BrokerRequest",
     "Consume",
     "ListTopics",
     "Publish",
-    "Request",
     "body_after",
     "encode_error",
     "number_in",
@@ -76,10 +76,10 @@ class Acknowledge:
     offset: int
 
 
-Request = Publish | ListTopics | Consume | Acknowledge
+BrokerRequest = Publish | ListTopics | Consume | Acknowledge
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request | None:
+async def read_request(reader: asyncio.StreamReader) -> BrokerRequest | None:
     """Return the next request; None if the client has gone. Raises `Misuse` for anything else."""
     try:
         line = await reader.readuntil(b"\n")

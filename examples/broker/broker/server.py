@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from broker.protocol import (
     Acknowledge,
+    BrokerRequest,
     Consume,
     ListTopics,
     Publish,
-    Request,
     encode_error,
     read_request,
 )
@@ -98,11 +98,11 @@ class _Inbox:
     """Requests that wait, up to a number of bytes. None ends them, and so does an error."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Request | OffloadError | None] = deque()
+        self._waiting: deque[BrokerRequest | OffloadError | None] = deque()
         self._size_bytes = 0
         self._changed = asyncio.Condition()
 
-    async def put(self, request: Request | OffloadError | None) -> None:
+    async def put(self, request: BrokerRequest | OffloadError | None) -> None:
         """Add a request when there is room for it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._size_bytes < INBOX_SIZE_BYTES)
@@ -110,7 +110,7 @@ class _Inbox:
             self._size_bytes += _size_of(request)
             self._changed.notify_all()
 
-    async def take(self) -> tuple[Request | OffloadError | None, list[bytes]]:
+    async def take(self) -> tuple[BrokerRequest | OffloadError | None, list[bytes]]:
         """Return the next request. All messages to one topic that wait are one, with their bodies."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._waiting))
@@ -127,7 +127,7 @@ class _Inbox:
             return first, bodies
 
 
-def _size_of(request: Request | OffloadError | None) -> int:
+def _size_of(request: BrokerRequest | OffloadError | None) -> int:
     return 200 + len(request.body) if isinstance(request, Publish) else 200
 
 
@@ -188,7 +188,7 @@ class _Client:
         while (request := await read_request(self._reader)) is not None:
             await self._inbox.put(request)
 
-    async def _answer(self, request: Request, bodies: list[bytes]) -> bytes:
+    async def _answer(self, request: BrokerRequest, bodies: list[bytes]) -> bytes:
         """Do what a request asks for, and return the answer."""
         try:
             match request:
