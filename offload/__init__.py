@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from offload.contracts.offloader import Committer, LedgerOffloader
     from offload.contracts.opening import OpeningContext, RequestLimits
     from offload.contracts.plugin import Backend, Command, DecoderType, KeyServiceType, SourceType, hookimpl
+    from offload.contracts.records import Record, RecordLimits, RecordService
     from offload.contracts.source import Snapshot, Source, SourceStream
     from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
     from offload.env import Env
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from offload.opening import open_source, open_tier
     from offload.plugins import Plugins
     from offload.session import Session
+    from offload.store.records import RecordStore
     from offload.streams.choice import ReadPriority
     from offload.streams.dispatcher import Dispatcher
     from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
@@ -159,6 +161,10 @@ __all__ = [
     "ReadHandle",
     "ReadPriority",
     "Receipt",
+    "Record",
+    "RecordLimits",
+    "RecordService",
+    "RecordStore",
     "RequestLimits",
     "Retention",
     "RootsLost",
@@ -274,6 +280,10 @@ _HOMES = {
     "ReadHandle": "offload.contracts.ledger",
     "ReadPriority": "offload.streams.choice",
     "Receipt": "offload.model.attempt",
+    "Record": "offload.contracts.records",
+    "RecordLimits": "offload.contracts.records",
+    "RecordService": "offload.contracts.records",
+    "RecordStore": "offload.store.records",
     "RequestLimits": "offload.contracts.opening",
     "Retention": "offload.upkeep.retention",
     "RootsLost": "offload.errors",

@@ -1,0 +1,125 @@
+"""A store of records keeps the contract of a store, and refuses what the service cannot take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from offload_conformance import OffloaderConformance, StoreConformance
+from records.in_memory import LIMITS, MemoryRecords
+
+from offload import Body, LedgerOffloader, ObjectStore, ObjectStoreOffloader, RecordStore, StreamWriter, TierPlan
+from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
+from offload.errors import AlreadyExists, Denied, Misuse
+from offload.store.memory import MemoryStore
+
+
+class TestRecordStore(StoreConformance):
+    listing_keys = 1_100
+
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def open_store(self) -> ObjectStore:
+        return RecordStore(MemoryRecords(self.rows))
+
+    def keys_in_store(self) -> set[str]:
+        return {key.decode() for key in self.rows}
+
+
+class TestCommitStore(OffloaderConformance):
+    """The roots are records, and the data is on another store."""
+
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.rows: dict[bytes, bytes] = {}
+
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(
+            MemoryStore(objects=self.data),
+            plan=TierPlan(commit_store="memory-records://here"),
+            open_store=lambda url: RecordStore(MemoryRecords(self.rows)),
+        )
+
+    def keys_in_store(self) -> set[str]:
+        return self.data.keys() | {key.decode() for key in self.rows}
+
+
+def test_an_object_above_the_limit_is_refused_before_any_request() -> None:
+    service = MemoryRecords({}, replace(LIMITS, value_size_bytes_max=10))
+    store = RecordStore(service)
+
+    async def windows() -> AsyncIterator[bytes]:
+        pytest.fail("the body was read")
+        yield b""
+
+    async def main() -> None:
+        with pytest.raises(Misuse, match="at most 10 bytes in a record, and 'root' has 11"):
+            await store.create("root", b"x" * 11)
+        with pytest.raises(Misuse, match="at most 10 bytes"):
+            await store.put("root", Body(size_bytes=11, windows=windows))
+        assert service.calls == []
+        await store.create("root", b"x" * 10)
+
+    asyncio.run(main())
+    assert service.rows == {b"root": b"x" * 10}
+
+
+def test_a_service_that_is_too_small_for_a_full_root_gets_no_tier() -> None:
+    """It is refused when the tier is made, so that no stream stops years later, when its root has grown."""
+    service = MemoryRecords({}, replace(LIMITS, value_size_bytes_max=CREATE_SIZE_BYTES_LEAST - 1))
+    data = MemoryStore()
+    plan = TierPlan(commit_store="memory-records://here")
+    tier = ObjectStoreOffloader(data, plan=plan, open_store=lambda url: RecordStore(service))
+
+    with pytest.raises(Denied, match="one create takes 1048575 bytes, and a full root is larger"):
+        asyncio.run(StreamWriter.claim(tier, "orders"))
+
+    assert (service.calls, data.objects) == ([], {})
+
+
+def test_a_key_above_the_limit_is_refused_by_every_call() -> None:
+    service = MemoryRecords({}, replace(LIMITS, key_size_bytes_max=300))
+    store, key = RecordStore(service), "ü" * 151
+
+    async def main() -> None:
+        for call in (store.get(key), store.create(key, b""), store.put(key, Body.of(b"")), store.delete([key])):
+            with pytest.raises(Misuse, match="at most 300 bytes"):
+                await call
+
+    asyncio.run(main())
+    assert service.calls == []
+
+
+def test_a_listing_of_a_short_folder_is_one_request() -> None:
+    """A commit lists the roots of its stream."""
+    roots = {f"orders/metadata/root.{number:020}.manifest".encode(): b"" for number in range(17)}
+    service = MemoryRecords({**roots, b"orders/stream.anchor": b"", b"p/metadata/root.1": b""})
+
+    async def main() -> list[str]:
+        return [row.key async for row in RecordStore(service).list("orders/metadata/root.")]
+
+    assert [key.encode() for key in asyncio.run(main())] == sorted(roots)
+    assert service.calls == ["list"]
+
+
+def test_a_strangers_record_in_a_listing_is_named() -> None:
+    store = RecordStore(MemoryRecords({b"a\x80": b""}))
+
+    async def main() -> None:
+        async for _ in store.list(""):
+            pass
+
+    with pytest.raises(Misuse, match="no object of a tier"):
+        asyncio.run(main())
+
+
+def test_a_create_that_loses_names_its_key() -> None:
+    store = RecordStore(MemoryRecords({b"root": b""}))
+
+    with pytest.raises(AlreadyExists, match="'root'"):
+        asyncio.run(store.create("root", b"later"))

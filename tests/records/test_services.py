@@ -1,0 +1,52 @@
+"""The recipes for etcd and PostgreSQL keep the contracts, on real servers."""
+
+from __future__ import annotations
+
+import pytest
+from campaign import CAMPAIGN, campaign
+from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
+from records.in_memory import plugins
+from servers.metadata import MetadataServer
+
+from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader, TierPlan
+from offload.opening import open_store
+from offload.store.memory import MemoryStore
+
+PLUGINS = plugins()
+
+
+class OnServer:
+    """The place of a test: records of a name that no other test has."""
+
+    @pytest.fixture(autouse=True)
+    def place(self, metadata_server: MetadataServer, request: pytest.FixtureRequest) -> None:
+        self.server = metadata_server
+        self.records_name = f"test-{abs(hash(request.node.nodeid))}"
+        self.data: dict[str, bytes] = {}
+
+    def open_store(self) -> ObjectStore:
+        return open_store(self.server.url(self.records_name), plugins=PLUGINS)
+
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(
+            MemoryStore(objects=self.data),
+            plan=TierPlan(commit_store=self.server.url(self.records_name)),
+            open_store=lambda url: open_store(url, plugins=PLUGINS),
+        )
+
+    def keys_in_store(self) -> set[str]:
+        return self.data.keys() | self.server.records(self.records_name).keys()
+
+
+class TestRecords(OnServer, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+    model_examples = 30 if CAMPAIGN else 5  # likewise; in memory all are drawn
+
+
+class TestCommitStore(OnServer, OffloaderConformance):
+    """The roots are on the server, and the data is in memory."""
+
+
+@campaign("the protocol on etcd and PostgreSQL; in make test, rival processes commit to both")
+class TestProtocol(OnServer, ProtocolConformance):
+    """A whole tier of small fragments."""
