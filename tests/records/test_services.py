@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from campaign import CAMPAIGN, campaign
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
@@ -19,18 +21,19 @@ class OnServer:
     """The place of a test: records of a name that no other test has."""
 
     @pytest.fixture(autouse=True)
-    def place(self, metadata_server: MetadataServer, request: pytest.FixtureRequest) -> None:
+    def place(self, metadata_server: MetadataServer) -> None:
         self.server = metadata_server
-        self.records_name = f"test-{abs(hash(request.node.nodeid))}"
+        self.records_name = f"test-{uuid4()}"
+        self.url = metadata_server.url(self.records_name)
         self.data: dict[str, bytes] = {}
 
     def open_store(self) -> ObjectStore:
-        return open_store(self.server.url(self.records_name), plugins=PLUGINS)
+        return open_store(self.url, plugins=PLUGINS)
 
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(
             MemoryStore(objects=self.data),
-            plan=TierPlan(commit_store=self.server.url(self.records_name)),
+            plan=TierPlan(commit_store=self.url),
             open_store=lambda url: open_store(url, plugins=PLUGINS),
         )
 

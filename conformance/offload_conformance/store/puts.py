@@ -116,7 +116,8 @@ class PutClauses(StoreClauses):
 
         There are two writers, each with its own client, and they put at the same time.
         """
-        versions = [bytes([ord("a") + n]) * size for n, size in enumerate(REPLACEMENTS[sizes])]
+        most = store.capabilities.put_size_bytes_max or max(REPLACEMENTS[sizes])
+        versions = [bytes([ord("a") + n]) * min(size, most) for n, size in enumerate(REPLACEMENTS[sizes])]
 
         async def write() -> None:
             for one, two in islice(pairwise(cycle(versions)), WRITES):

@@ -8,9 +8,11 @@ A record is two keys of etcd, which change in one transaction:
 
 from __future__ import annotations
 
+import json
 import ssl
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any, Final
 
 import aiohttp
@@ -98,9 +100,12 @@ class EtcdRecords(RecordService):
             connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._tls())
             self._session = aiohttp.ClientSession(timeout=limit, connector=connector)
         member = self._members[0]
-        headers = {} if self._token is None else {"Authorization": self._token}
+        headers = {"Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = self._token
+        data = BytesIO(json.dumps(body).encode())  # aiohttp sends it piece by piece, and bytes at once
         try:
-            async with self._session.post(f"{member}/{path}", json=body, headers=headers) as response:
+            async with self._session.post(f"{member}/{path}", data=data, headers=headers) as response:
                 reply: dict[str, Any] = await response.json(content_type=None)
                 if response.status == 200:
                     return reply
