@@ -141,7 +141,7 @@ def test_two_owners_at_once_make_one_history(ground: Ground, actors: list[Actor]
     for actor in actors:
         actor.do("open", ground.direct(), "orders", "both")
     for actor in actors:
-        actor.begin("lead", 2.0)
+        actor.begin("lead", 1.0)
 
     ledgers = sorted(ledger for actor in actors for ledger in actor.end().value[0])
 

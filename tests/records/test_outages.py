@@ -1,0 +1,185 @@
+"""A metadata service that stops answering, is killed, and comes back, while a tier has its roots there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from campaign import campaign
+from protocol_world import CHUNK_RECORDS, Ledger, source
+from records.in_memory import plugins
+from servers.metadata import MetadataServer
+
+from offload import LedgerOffloader, Session, StreamReader, StreamWriter, TierPlan, verify
+from offload.errors import AlreadyExists, OutcomeUnknown, TryAgain
+from offload.opening import open_store
+
+PLUGINS = plugins()
+QUICK = {"commit.timeout": 0.5, "patience_seconds": 60}
+STREAM = "orders"
+
+Break = Callable[[MetadataServer, float], Awaitable[None]]
+
+
+async def frozen(server: MetadataServer, seconds: float) -> None:
+    server.freeze()
+    await asyncio.sleep(seconds)
+    server.thaw()
+
+
+async def killed(server: MetadataServer, seconds: float) -> None:
+    server.kill()
+    await asyncio.sleep(seconds)
+    await asyncio.to_thread(server.start)
+
+
+down = pytest.mark.parametrize("break_", [frozen, killed], ids=["frozen", "killed"])
+
+
+async def offload(writer: StreamWriter) -> None:
+    first = writer.manifest.next_offset
+    await writer.offload([Ledger(first, first + 2 * CHUNK_RECORDS)])
+
+
+async def check(tier: LedgerOffloader, end: int) -> None:
+    """Assert that the stream reads as its source up to `end`."""
+    reader = await StreamReader.open(tier, STREAM)
+    assert reader.manifest.next_offset == end
+    assert b"".join([window.data async for window in reader.windows(0)]) == source(0, end)
+    assert (await verify(tier)).damages == []
+
+
+async def offload_through(
+    server: MetadataServer, folder: Path, break_: Break, seconds: float, options: dict[str, float]
+) -> None:
+    """Offload ledgers while the service is down for so long, and check that none is lost."""
+    plan = TierPlan(commit_store=server.url("outage"))
+    async with Session(plugins=PLUGINS) as session:
+        tier = session.tier(str(folder / "tier"), storage_options=options, plan=plan)
+        await tier.open(create=True)
+        writer = await StreamWriter.claim(tier, STREAM)
+        await offload(writer)
+
+        breaking = asyncio.create_task(break_(server, seconds))
+        while not breaking.done():
+            await offload(writer)
+            await asyncio.sleep(0.02)
+        await breaking
+        await offload(writer)
+
+        await check(tier, writer.manifest.next_offset)
+    assert not [path for path in (folder / "tier").rglob("*.manifest")]
+    assert any("root." in key for key in server.records("outage"))
+
+
+@down
+def test_a_writer_waits_for_a_service_that_comes_back(
+    own_server: MetadataServer, tmp_path: Path, break_: Break
+) -> None:
+    asyncio.run(offload_through(own_server, tmp_path, break_, 2.0, QUICK))
+
+
+@campaign("a minute in real time; make test has two seconds of it")
+@down
+def test_a_writer_waits_for_a_minute(own_server: MetadataServer, tmp_path: Path, break_: Break) -> None:
+    """With the options that an operator gets if no other is given."""
+    asyncio.run(offload_through(own_server, tmp_path, break_, 60.0, {}))
+
+
+@down
+def test_an_outage_beyond_patience_is_one_error_and_loses_nothing(
+    own_server: MetadataServer, tmp_path: Path, break_: Break
+) -> None:
+    server, plan = own_server, TierPlan(commit_store=own_server.url("outage"))
+    options = {"commit.timeout": 0.5, "patience_seconds": 1}
+
+    async def main() -> None:
+        async with Session(plugins=PLUGINS) as session:
+            tier = session.tier(str(tmp_path / "tier"), storage_options=options, plan=plan)
+            await tier.open(create=True)
+            writer = await StreamWriter.claim(tier, STREAM)
+            await offload(writer)
+
+            breaking = asyncio.create_task(break_(server, 6.0))
+            await asyncio.sleep(0)
+            with pytest.raises((TryAgain, OutcomeUnknown), match=server.url("outage")):
+                await offload(writer)
+            assert not breaking.done()
+            await breaking
+
+            await asyncio.sleep(1)
+            again = await StreamWriter.claim(tier, STREAM)
+            assert again.manifest.next_offset >= 2 * CHUNK_RECORDS
+            await offload(again)
+            await check(tier, again.manifest.next_offset)
+
+    asyncio.run(main())
+
+
+def test_a_lost_reply_of_a_create_is_an_unknown_outcome(own_server: MetadataServer) -> None:
+    """The request was sent, so it may land although nobody answered."""
+    server, body = own_server, b"root"
+
+    async def main() -> None:
+        store = open_store(server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "0.5"})
+        try:
+            await store.create("before", body)
+            server.freeze()
+            with pytest.raises(OutcomeUnknown):
+                await store.create("sent", body)
+            server.thaw()
+            for _ in range(100):  # until it is applied, or never will be
+                if "sent" in server.records("lost"):
+                    break
+                await asyncio.sleep(0.05)
+            assert server.records("lost").items() <= {"before": body, "sent": body}.items()
+            with pytest.raises(AlreadyExists):
+                await store.create("before", body)
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server: MetadataServer) -> None:
+    server = own_server
+
+    async def main() -> None:
+        store = open_store(server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "20"})
+        try:
+            await store.create("before", b"root")
+            server.freeze()
+            creating = asyncio.create_task(store.create("sent", b"root"))
+            await asyncio.sleep(0.3)
+            server.kill()
+            with pytest.raises(OutcomeUnknown):
+                await creating
+            for call in (store.get("before"), store.create("later", b""), store.delete(["before"])):
+                with pytest.raises(TryAgain):  # nobody listens, so nothing was sent
+                    await call
+            await asyncio.to_thread(server.start)
+            assert await store.get("before") == b"root"
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_read_of_a_service_that_hangs_may_be_repeated(own_server: MetadataServer) -> None:
+    async def main() -> None:
+        store = open_store(own_server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "0.5"})
+        try:
+            await store.create("before", b"root")
+            own_server.freeze()
+            with pytest.raises(TryAgain):
+                await store.get("before")
+            with pytest.raises(TryAgain):
+                _ = [row async for row in store.list("")]
+            own_server.thaw()
+            assert await store.get("before") == b"root"
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
