@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
@@ -152,6 +153,15 @@ class EtcdServer(MetadataServer):
         with urllib.request.urlopen(request, timeout=30) as reply:
             found: dict[str, list[dict[str, str]]] = json.load(reply)
         return found
+
+    def status(self, path: str, body: object) -> tuple[int, str]:
+        """Send one request that etcd refuses. Return the status and its message."""
+        try:
+            self.ask(path, body)
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, json.load(refusal)["message"]
+        return 200, ""
 
     def _command(self) -> Sequence[str | Path]:
         here = f"http://127.0.0.1:{self.port}"
