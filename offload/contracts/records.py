@@ -1,7 +1,7 @@
-"""The port to a broker's metadata service: five calls on small records, each a value under a key of bytes.
+"""The port to a broker's metadata service: five calls on records, each a small value under a key of bytes.
 
-`offload.store.records.RecordStore` makes an `ObjectStore` of such a service. So the roots of a tier can be kept
-where a broker keeps its own metadata (docs/metadata-services.md).
+`offload.store.records.RecordStore` makes an `ObjectStore` of such a service. So the roots of a tier can be
+kept where a broker keeps its own metadata (docs/metadata-services.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecordLimits:
     """The limits of one service, which hold for each of its records."""
 
     value_size_bytes_max: int
-    """The largest value under the longest key. A tier needs `CREATE_SIZE_BYTES_LEAST`, 1 MiB, for a full root."""
+    """The largest value under the longest key. A tier needs `CREATE_SIZE_BYTES_LEAST`, for a full root."""
 
     key_size_bytes_max: int = KEY_SIZE_BYTES_MAX
     """The longest key. A tier needs 300 bytes."""
@@ -62,8 +62,8 @@ class RecordLimits:
 class RecordService(ABC):
     """The records of one name in a metadata service. Nobody else writes records of this name.
 
-    **Changes are whole and durable.** A record has its old value or its new one. When a change has returned, a
-    power cut or a failover of the service does not undo it.
+    **Changes are whole and durable.** A record has its old value or its new one. When a change has returned,
+    neither a power cut nor a failover of the service undoes it.
     **Create is atomic.** Of any number of creates of one absent key, exactly one returns True.
     **Reads are strong.** `get` and `list` show every change that returned before they began.
     **Pages show one moment.** The rows of one `list` are the records that existed at one moment of the call,

@@ -105,8 +105,9 @@ class RecordStore(ObjectStore):
 
     def _checked(self, key: str) -> bytes:
         raw = check_key(key).encode()
-        if len(raw) > self.capabilities.key_size_bytes_max:
-            raise Misuse(f"{self.url} has keys of at most {self.capabilities.key_size_bytes_max} bytes: {key!r}")
+        most = self._service.limits.key_size_bytes_max
+        if len(raw) > most:
+            raise Misuse(f"{self.url} has keys of at most {most} bytes: {key!r}")
         return raw
 
     def _check_size(self, key: str, size_bytes: int) -> None:

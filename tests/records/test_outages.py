@@ -70,7 +70,7 @@ async def offload_through(
         await offload(writer)
 
         await check(tier, writer.manifest.next_offset)
-    assert not [path for path in (folder / "tier").rglob("*.manifest")]
+    assert not list((folder / "tier").rglob("*.manifest"))
     assert any("root." in key for key in server.records("outage"))
 
 

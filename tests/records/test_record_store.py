@@ -10,7 +10,15 @@ import pytest
 from offload_conformance import OffloaderConformance, StoreConformance
 from records.in_memory import LIMITS, MemoryRecords
 
-from offload import Body, LedgerOffloader, ObjectStore, ObjectStoreOffloader, RecordStore, StreamWriter, TierPlan
+from offload import (
+    Body,
+    LedgerOffloader,
+    ObjectStore,
+    ObjectStoreOffloader,
+    RecordStore,
+    StreamWriter,
+    TierPlan,
+)
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.errors import AlreadyExists, Denied, Misuse
 from offload.store.memory import MemoryStore
@@ -87,7 +95,12 @@ def test_a_key_above_the_limit_is_refused_by_every_call() -> None:
     store, key = RecordStore(service), "ü" * 151
 
     async def main() -> None:
-        for call in (store.get(key), store.create(key, b""), store.put(key, Body.of(b"")), store.delete([key])):
+        for call in (
+            store.get(key),
+            store.create(key, b""),
+            store.put(key, Body.of(b"")),
+            store.delete([key]),
+        ):
             with pytest.raises(Misuse, match="at most 300 bytes"):
                 await call
 

@@ -7,16 +7,7 @@ judged (`tests/protocol_judge.py`), from records that another client reads.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from collections.abc import Iterator
 
 import pytest
 from faults.actors import Actor, Ground, Moment
@@ -25,8 +16,6 @@ from protocol_world import CHUNK_RECORDS, source
 from records.installed import recipes_installed
 from servers.metadata import MetadataServer
 from servers.places import Place
-
-from offload.contracts.store import ObjectStore
 
 MOMENTS = {
     "in the middle of an upload": Moment("put", nth=2, when="before"),

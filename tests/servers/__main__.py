@@ -8,18 +8,45 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from servers.catalogue import SERVERS, Server
+from servers.metadata import BY_NAME
 from servers.processes import NotReady
 from servers.rabbitmq import RECIPE, rabbitmq
-from servers.recipes import home
+from servers.recipes import Recipe, home
 from servers.scratch import scratch_folder
 from servers.table import aligned
 
 HEAD: Final = ("protocol", "server", "version", "installed in", "ready after", "")
 TRIED_AT_ONCE: Final = 2
+
+
+@dataclass(frozen=True)
+class Other:
+    """A server that stores no objects by a protocol of the catalogue. To try it is to start it."""
+
+    protocol: str
+    name: str
+    recipe: Recipe
+    start: Callable[[], AbstractContextManager[object]]
+    purpose: str
+
+
+@contextmanager
+def _broker() -> Iterator[object]:
+    with scratch_folder("rabbitmq") as scratch, rabbitmq(scratch) as broker:
+        yield broker
+
+
+OTHERS: Final = (
+    Other("stream", "rabbitmq", RECIPE, _broker, "a broker whose streams are copied"),
+    *(Other("records", name, each.recipe, each.serving, each.purpose) for name, each in BY_NAME.items()),
+)
 KEY, DATA = "a/tried once", b"\x00\xff some bytes\r\n"
 
 
@@ -30,9 +57,9 @@ def main() -> int:
         installing = [
             (one_by_one if each.recipe.builds else side_by_side).submit(_installed, each) for each in SERVERS
         ]
-        broker = side_by_side.submit(RECIPE.install)
+        others = [side_by_side.submit(each.recipe.install) for each in OTHERS]
     with ThreadPoolExecutor(TRIED_AT_ONCE) as trying:
-        rows = [*trying.map(_row, SERVERS, installing), _broker_row(broker)]
+        rows = [*trying.map(_row, SERVERS, installing), *trying.map(_other_row, OTHERS, others)]
     for line in aligned([HEAD, *rows]):
         print(line)
     return 0 if all("CANNOT" not in row[-1] for row in rows) else 1
@@ -66,18 +93,17 @@ def _row(server: Server, installing: Future[str]) -> tuple[str, ...]:
     return server.protocol, server.name, server.recipe.version, installed, ready, said
 
 
-def _broker_row(installing: Future[None]) -> tuple[str, ...]:
-    """Return the row of RabbitMQ. It stores no objects: its files are copied, and it is asked about them."""
-    ready = "-"
+def _other_row(other: Other, installing: Future[None]) -> tuple[str, ...]:
+    """Return the row of one of the other servers."""
+    ready, said = "-", other.purpose
     try:
         installing.result()
         started = time.monotonic()
-        with scratch_folder("rabbitmq") as scratch, rabbitmq(scratch):
+        with other.start():
             ready = _since(started)
-        said = "a broker whose streams are copied"
     except Exception as exc:  # noqa: BLE001 - as above
         said = f"CANNOT BE RUN: {exc}"
-    return "stream", "rabbitmq", RECIPE.version, "-", ready, said
+    return other.protocol, other.name, other.recipe.version, "-", ready, said
 
 
 def _since(started: float) -> str:

@@ -1,8 +1,8 @@
 """Metadata services of brokers, in which tests keep the roots of tiers: etcd and PostgreSQL.
 
-Both run from unpacked Debian packages, with their files in a scratch folder. A test may freeze a service, kill
-it, and start it again on its files. PostgreSQL refuses to run as root, so root runs it in a user namespace in
-which it has another number.
+Both run from unpacked Debian packages, with their files in a scratch folder. A test may freeze a service,
+kill it, and start it again on its files. PostgreSQL refuses to run as root, so root runs it in a user
+namespace in which it has another number.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class EtcdServer(MetadataServer):
 
 
 class PostgresServer(MetadataServer):
-    """A PostgreSQL of one node. `flags` are settings, such as `fsync=off`. Its only user needs no password."""
+    """A PostgreSQL of one node. `flags` are settings, such as `fsync=off`. No user needs a password."""
 
     name = "postgresql"
     recipe = DebianPackages("postgresql", ("postgresql-15",))
@@ -247,16 +247,21 @@ class PostgresServer(MetadataServer):
         libraries = {str(each.parent) for each in self.recipe.folder.glob("usr/lib/*/lib*.so.*")}
         return {
             "LD_LIBRARY_PATH": ":".join(sorted(libraries)),
-            **{"PGHOST": "127.0.0.1", "PGPORT": str(self.port), "PGUSER": USER, "PGDATABASE": "postgres"},
+            "PGHOST": "127.0.0.1",
+            "PGPORT": str(self.port),
+            "PGUSER": USER,
+            "PGDATABASE": "postgres",
         }
 
 
-BY_NAME: Final[Mapping[str, type[MetadataServer]]] = {each.name: each for each in (EtcdServer, PostgresServer)}
+BY_NAME: Final[Mapping[str, type[MetadataServer]]] = {
+    each.name: each for each in (EtcdServer, PostgresServer)
+}
 
 
 @contextmanager
 def served(name: str, *flags: str) -> Iterator[MetadataServer]:
-    """Yield a running service for a test. If it is missing, skip the test, or fail it if servers are required."""
+    """Yield a running service. If it is missing, skip the test, or fail it if servers are required."""
     if (why := BY_NAME[name].recipe.missing()) is not None:
         required = os.environ.get(REQUIRED) == "1"
         (pytest.fail if required else pytest.skip)(f"{name} cannot be run here: {why}")

@@ -64,7 +64,8 @@ class EtcdRecords(RecordService):
 
     async def list(self, first: bytes, end: bytes, *, limit: int) -> Sequence[Record]:
         span = {"key": _text(self._sizes + first), "range_end": _text(self._sizes + end), "limit": limit}
-        rows = ((b64decode(row["key"]), b64decode(row["value"])) for row in (await self._read(span)).get("kvs", ()))
+        page = await self._read(span)
+        rows = ((b64decode(row["key"]), b64decode(row["value"])) for row in page.get("kvs", ()))
         return [Record(key.removeprefix(self._sizes), int(size)) for key, size in rows]
 
     async def delete(self, keys: Sequence[bytes]) -> None:
@@ -116,12 +117,11 @@ class EtcdRecords(RecordService):
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
             self._members.append(self._members.pop(0))
             raise broken(f"{self._url}: {member} sent no whole reply: {exc!r}") from exc
-        # etcd answers `request timed out`, `leader changed` and others after a proposal that may yet be applied.
+        # etcd says `request timed out`, `leader changed` and more of a proposal that may yet be applied.
         kind = next((kind for text, kind in NEXT.items() if text in message), broken)
         if kind is errors.TryAgain:
             self._token = None
         raise kind(f"{self._url}: {message}")
-
 
     def _tls(self) -> ssl.SSLContext | bool:
         if not self._url.startswith("etcds:"):

@@ -67,7 +67,7 @@ async def export(
 async def repair(
     service: RecordService, tier: LedgerOffloader, stream: str, *, ends: Mapping[int, int]
 ) -> None:
-    """Make the records of a stream equal to its manifest: after a crash, a trim, or the deletion of the stream."""
+    """Make the records of a stream equal to its manifest, after a crash, a trim or its deletion."""
     try:
         manifest = await tier.load_manifest(stream)
     except NotOffloaded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import asyncpg
@@ -40,7 +41,7 @@ DELETE: Final = "DELETE FROM offload_records WHERE name = $1 AND key = ANY($2)"
 
 
 def open_url(url: str, *, options: Mapping[str, str]) -> RecordStore:
-    """Return the store behind `postgresql://HOST:PORT/DATABASE/NAME`. Several hosts are separated by commas."""
+    """Return the store behind `postgresql://HOST:PORT/DATABASE/NAME`. Commas separate several hosts."""
     return RecordStore(PostgresRecords(url, options))
 
 
@@ -72,7 +73,7 @@ class PostgresRecords(RecordService):
 
     async def get(self, key: bytes) -> bytes | None:
         rows = await self._run(GET, key, broken=errors.TryAgain)
-        return rows[0][0] if rows else None
+        return bytes(rows[0][0]) if rows else None
 
     async def list(self, first: bytes, end: bytes, *, limit: int) -> Sequence[Record]:
         return [Record(*row) for row in await self._run(LIST, first, end, limit, broken=errors.TryAgain)]
@@ -87,15 +88,16 @@ class PostgresRecords(RecordService):
 
     async def _run(
         self, statement: str, *arguments: Any, broken: type[errors.OffloadError] = errors.OutcomeUnknown
-    ) -> list[Any]:
-        """Run one statement. `broken` is the error if it was sent and the server did not say what became of it."""
+    ) -> Sequence[Any]:
+        """Run one statement. `broken` is the error if it was sent and its outcome is not known."""
         sent = False
         try:
             pool = await self._connected()
             async with pool.acquire(timeout=self._seconds) as connection:
                 sent = True
                 try:
-                    return await connection.fetch(statement, self._name, *arguments)
+                    rows: Sequence[Any] = await connection.fetch(statement, self._name, *arguments)
+                    return rows
                 except BaseException:
                     # Nobody waits for the reply any more, so the connection cannot be used again.
                     connection.terminate()
@@ -129,10 +131,9 @@ class PostgresRecords(RecordService):
                 f"{self._url}: with fsync or synchronous_commit off, a commit may be lost: set both to on"
             )
         if found["table"] is None:
-            try:
+            # Another process may make it at the same time.
+            with suppress(asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):
                 await connection.execute(TABLE)
-            except (asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):
-                pass  # another process has just made it
 
     def _translated(self, exc: Exception, broken: type[errors.OffloadError]) -> errors.OffloadError:
         state = getattr(exc, "sqlstate", None) or ""
