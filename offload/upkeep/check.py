@@ -279,7 +279,9 @@ class _Checking:
     async def _upload(self) -> str:
         capabilities = self.store.capabilities
         if not capabilities.multipart:
-            return "no uploads in parts; one request takes an object of any size that occurs"
+            most = capabilities.put_size_bytes_max
+            limit = "any size that occurs" if most is None else f"at most {most:,} bytes"
+            return f"no uploads in parts; one request takes an object of {limit}"
         key, part = self.below + "large", b"\x00" * max(capabilities.part_size_bytes_min, 4096)
         dropped = await self.store.start_upload(key)
         await dropped.put_part(1, part)
@@ -303,14 +305,17 @@ class _Checking:
         return f"a small put takes {_spread(ups)}, a small get {_spread(downs)}"
 
     async def _throughput(self) -> str:
-        block = bytes(range(256)) * (THROUGHPUT_SIZE_BYTES // 256)
+        size_bytes = min(
+            THROUGHPUT_SIZE_BYTES, self.store.capabilities.put_size_bytes_max or THROUGHPUT_SIZE_BYTES
+        )
+        block = (bytes(range(256)) * (THROUGHPUT_SIZE_BYTES // 256))[:size_bytes]
         keys = [f"{self.below}throughput.{number}" for number in range(THROUGHPUT_OBJECTS)]
         up = await self._timed(_all_ended([self.store.put(key, Body.of(block)) for key in keys]))
         down = await self._timed(_all_ended([self.store.get(key) for key in keys]))
-        mebibytes = THROUGHPUT_OBJECTS * THROUGHPUT_SIZE_BYTES / 2**20
+        mebibytes = THROUGHPUT_OBJECTS * size_bytes / 2**20
         return (
             f"up {mebibytes / up:,.0f} MiB/s, down {mebibytes / down:,.0f} MiB/s, by "
-            f"{THROUGHPUT_OBJECTS} objects of {THROUGHPUT_SIZE_BYTES // 2**20} MiB at once"
+            f"{THROUGHPUT_OBJECTS} objects of {size_bytes / 2**20:.3g} MiB at once"
         )
 
     async def _clean_up(self) -> str:

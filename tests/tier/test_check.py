@@ -106,6 +106,25 @@ class MayNotDelete(StoreDecorator):
         raise Denied("the credentials lack the permission s3:DeleteObject")
 
 
+class TakesSmallObjects(StoreDecorator):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, multipart=False, put_size_bytes_max=1_500_000)
+
+    async def put(self, key: str, body: Body) -> None:
+        assert body.size_bytes <= 1_500_000
+        await self.inner.put(key, body)
+
+
+def test_a_store_of_small_objects_is_measured_with_small_ones() -> None:
+    report = checked(TakesSmallObjects(MemoryStore()))
+
+    says = {finding.name: finding.says for finding in report.findings}
+    assert failed(report) == []
+    assert says["large objects"].endswith("one request takes an object of at most 1,500,000 bytes")
+    assert says["throughput"].endswith("objects of 1.43 MiB at once")
+
+
 class MixesParts(StoreDecorator):
     async def start_upload(self, key: str) -> Upload:
         return _Mixed(await self.inner.start_upload(key))
