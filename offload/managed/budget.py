@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from offload.errors import Misuse
 
@@ -35,7 +35,8 @@ class ByteBudget:
                 if waiter.done() and not waiter.cancelled():
                     self._give_back(size_bytes)
                 else:
-                    self._waiting.remove((size_bytes, waiter))
+                    with suppress(ValueError):  # or passed over since
+                        self._waiting.remove((size_bytes, waiter))
                     self._let_in()
                 raise
         else:

@@ -6,13 +6,17 @@ The positions are saved as one small note: beside the log, or as an object of an
 time after they moved, so a crash may take the last acknowledgements back. A consumer then gets those messages
 again, and never misses one.
 
-Invariant: a position never falls, unless its cursor is reset.
+Invariants: a position never falls, unless its cursor is reset; none is beyond the end of the stream. A
+position that was kept and is beyond the end becomes the end: what it acknowledged is lost with a disk, and
+the next records with those offsets are others.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +31,8 @@ CURSORS_VERSION: Final = 1
 CURSORS_NOTE: Final = "cursors"
 NAME_SIZE_MAX: Final = 256
 NOTE_SIZE_BYTES_MAX: Final = 2**20
+
+_log: Final = logging.getLogger(__name__)
 
 
 class CursorPlace(ABC):
@@ -132,3 +138,81 @@ def check_cursor_name(name: str) -> None:
     """Raise `Misuse` unless this can be the name of a cursor."""
     if not 0 < len(name) <= NAME_SIZE_MAX or not name.isprintable():
         raise Misuse(f"the name of a cursor has 1 to {NAME_SIZE_MAX} printable characters, not {name[:40]!r}")
+
+
+class Cursors:
+    """The cursors of one stream, of which `place` keeps the positions."""
+
+    def __init__(self, place: CursorPlace, *, stream: str) -> None:
+        self._place, self._stream = place, stream
+        self._positions: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """The cursors by name, each with the offset up to which everything is acknowledged."""
+        return dict(self._positions)
+
+    @property
+    def slowest(self) -> int | None:
+        """The lowest position. None if there is no cursor."""
+        return min(self._positions.values(), default=None)
+
+    @property
+    def is_moved(self) -> bool:
+        """True if there is something to save."""
+        return self._positions != self._saved
+
+    async def load(self, end: int) -> None:
+        """Load the positions of a stream that ends at `end`. Raises `Corrupt` or `UnsupportedFormat`."""
+        note = await self._place.load()
+        if note is None:
+            return
+        self._saved = decode_cursors(note, where=self._place.where)
+        self._positions = {name: min(offset, end) for name, offset in self._saved.items()}
+        beyond = sorted(name for name, offset in self._saved.items() if offset > end)
+        if beyond:
+            _log.warning(
+                "stream %r ends at offset %d: the cursors %s were beyond it, and begin again there",
+                self._stream,
+                end,
+                ", ".join(f"{name!r} ({self._saved[name]})" for name in beyond),
+            )
+
+    async def save(self) -> None:
+        """Save the positions, if one has moved."""
+        if self.is_moved:
+            positions = dict(self._positions)
+            await self._place.save(encode_cursors(positions))
+            self._saved = positions
+
+    async def clear(self) -> None:
+        """Save that there is no cursor."""
+        self._positions.clear()
+        if self._saved:
+            await self.save()
+
+    def open(self, name: str, start: int, *, end: int) -> int:
+        """Return the position of a cursor, which begins at `start` if there is none."""
+        if name not in self._positions:
+            check_cursor_name(name)
+            self._check(start, end)
+            encode_cursors({**self._positions, name: start})
+            self._positions[name] = start
+        return self._positions[name]
+
+    def move(self, name: str, offset: int, *, end: int, may_fall: bool = False) -> None:
+        """Move a cursor. A lower offset changes nothing, unless it `may_fall`."""
+        if name not in self._positions:
+            raise Misuse(f"stream {self._stream!r} has no cursor {name!r}: open it first")
+        self._check(offset, end)
+        if may_fall or offset > self._positions[name]:
+            self._positions[name] = offset
+
+    def drop(self, name: str) -> None:
+        """Forget a cursor. Idempotent."""
+        self._positions.pop(name, None)
+
+    def _check(self, offset: int, end: int) -> None:
+        if not 0 <= offset <= end:
+            raise Misuse(f"stream {self._stream!r} ends at offset {end}: a cursor cannot be at {offset}")

@@ -20,6 +20,8 @@ Invariants:
 - In doubt, nothing local is deleted: the ledger pauses, with the reason.
 - One offload, deletion or trim runs at a time.
 - A ledger whose stream another process claimed is fenced, for good: it takes no append, and changes nothing.
+- No append gets an offset that the tier has with another record, as far as the tier can be asked: it is asked
+  before the first append after opening, and whenever something is to be copied or deleted.
 
 docs/adr/0032-managed-ledger.md has the reasons.
 """
@@ -27,76 +29,58 @@ docs/adr/0032-managed-ledger.md has the reasons.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from enum import StrEnum
 from math import inf
 from typing import Final, Self
 
 from offload.contracts.events import (
-    AppendsHeld,
     Event,
     LedgerRolled,
-    LocalLedgerDeleted,
     StreamPaused,
-    StreamResumed,
 )
 from offload.contracts.log import LedgerLog
 from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import (
     AlreadyRunning,
-    Conflict,
+    Diverged,
     Fenced,
     Misuse,
     OffloadError,
-    OutcomeUnknown,
     StreamDeleted,
-    Throttled,
     TryAgain,
 )
 from offload.managed.budget import ByteBudget
 from offload.managed.contexts import LedgerContext, contexts_of
-from offload.managed.cursors import (
-    CursorPlace,
-    LogCursors,
-    check_cursor_name,
-    decode_cursors,
-    encode_cursors,
-)
+from offload.managed.cursors import CursorPlace, Cursors, LogCursors
 from offload.managed.log_source import LogStream
-from offload.managed.policy import LedgerPolicy, WhenFull
+from offload.managed.policy import LedgerPolicy
+from offload.managed.reading import Reading
+from offload.managed.room import Room
 from offload.managed.rules import (
     LedgerPlan,
-    Situation,
     check_ledgers,
-    due_offset,
-    expired_offset,
     plan_of,
     prefix_before,
-    removable_offset,
 )
 from offload.managed.tier_copy import TierCopy
-from offload.model.position import AtOffset, PartOffset, Position
+from offload.managed.upkeep import SAVE_SECONDS, Upkeep
+from offload.model.position import PartOffset, Position
 from offload.streams.batches import Messages
 from offload.streams.block_cache import BlockCache
+from offload.streams.choice import ReadPriority
 from offload.streams.reader import warn_of_skips
 from offload.streams.tiered import TieredReader
 from offload.streams.watch import StreamWatch
-from offload.upkeep.clock import ClockGuard
-from offload.upkeep.retention import Retention, delete_stream
 
 __all__ = ["LedgerState", "ManagedLedger"]
 
 
 APPEND_SIZE_BYTES_MAX: Final = 64 * 2**20
-STEP_SECONDS_MAX: Final = 3600.0
-RETRY_SECONDS_MAX: Final = 60.0
-PAUSED_STEP_SECONDS: Final = 300.0
-"""The time between two tries of a ledger that waits for a person."""
-
-SAVE_SECONDS: Final = 1.0
-"""Cursors that moved are saved after so much time."""
+MEET_SECONDS: Final = 10.0
+"""How long the first append after opening waits for the tier. Later ones never do."""
 
 
 class LedgerState(StrEnum):
@@ -104,7 +88,7 @@ class LedgerState(StrEnum):
 
     OPEN = "open"
     FENCED = "fenced"
-    """Another process has claimed the stream."""
+    """Another process has claimed the stream, or deleted it."""
     CLOSED = "closed"
 
 
@@ -132,24 +116,32 @@ class ManagedLedger:
         self.log, self.tier, self.policy = log, tier, policy
         self.state = LedgerState.OPEN
         self.error: OffloadError | None = None
-        """The error that the last step met. None if there was none."""
+        """The error that work in the background met and that lasts. None if there is none."""
         self.source: Final = LogStream(log)
         """The log as a stream of a source, for followers and readers."""
 
         self._env, self._emit, self._due, self._budget = env, emit, due, budget
-        self._cache, self._watch, self._place = cache, watch, place
+        self._cache, self._watch = cache, watch
         self._copy = TierCopy(log=log, source=self.source, tier=tier, env=env, emit=self._tell)
-        self._clock = ClockGuard(env)
+        self._room = Room(policy, stream=log.name, size_bytes=lambda: self.size_bytes)
+        self._cursors = Cursors(place, stream=log.name)
+        self._upkeep = Upkeep(
+            log,
+            self.source,
+            self._copy,
+            self._cursors,
+            self._room,
+            policy=policy,
+            roll=self._roll,
+            env=env,
+            tell=self._tell,
+        )
+        self._reading = Reading(
+            log=log, priority=policy.read_priority, opened=self._reader, emit=self._emit_or_warn, env=env
+        )
         self._work = asyncio.Lock()
         self._rolling = asyncio.Lock()
-        self._has_room: asyncio.Future[None] | None = None
-        self._began_seconds = env.monotonic()
-        """The moment since when the open ledger has records, as far as known."""
-        self._cursors: dict[str, int] = {}
-        self._saved: dict[str, int] = {}
-        self._moved_seconds: float | None = None
-        self._failures = 0
-        self._is_paused = self._is_held = False
+        self._is_going = self._is_ended = False
 
     @classmethod
     async def open(
@@ -169,11 +161,12 @@ class ManagedLedger:
         """Return the managed ledger of a log, which it closes. The tier may have the stream, or not yet.
 
         A log without records, such as that of a new disk, begins where the tier ends. Only for that the tier
-        is asked now. `cursors` defaults to a note beside the log. Readers share `cache`; those that wait
-        share `watch`; appends under way share `budget`. `due` is called with the seconds after which `step`
-        has something to do, if that is earlier than it said.
+        is asked now, and must answer. `cursors` defaults to a note beside the log. Readers share `cache`;
+        those that wait share `watch`; appends under way share `budget`. `due` is called with the seconds
+        after which `step` has something to do, if that is earlier than it said.
 
-        Raises `Corrupt` if the log's ledgers are no run, and what the log and the tier raise.
+        Raises `Corrupt` if the log's ledgers are no run, and what the log and the tier raise. The caller
+        closes the log then.
         """
         env = env or Env()
         ledger = cls(
@@ -194,14 +187,10 @@ class ManagedLedger:
     async def _begin(self) -> None:
         check_ledgers(self.log.ledgers, where=self.log.where, stream=self.name)
         await self._copy.load_note()
-        note = await self._place.load()
-        if note is not None:
-            self._cursors = decode_cursors(note, where=self._place.where)
-            self._saved = dict(self._cursors)
         if self.log.first_offset == self.log.next_offset:
-            manifest = await self._copy.look()
-            if manifest is not None and manifest.next_offset > self.log.next_offset:
-                await self.log.begin(manifest.next_offset)
+            await self._copy.begin()
+        self._upkeep.first_offset = self.log.first_offset
+        await self._cursors.load(self.next_offset)
 
     # What a producer calls.
 
@@ -223,26 +212,50 @@ class ManagedLedger:
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records, at least one. Return the offset of the first one when the log keeps them.
 
-        If the log has passed its bound, the call waits, raises `Throttled`, or goes on, by
-        `LedgerPolicy.when_full`. Raises what `LedgerLog.append` raises.
+        The first append after opening asks the tier where it ends, for at most 10 seconds. If the tier does
+        not answer, the append goes on, and the next step asks. If the local log has passed its bound, the
+        call waits, raises `Throttled`, or goes on, by `LedgerPolicy.when_full`. Raises `Diverged` if the tier
+        is ahead of the log or has another history, and what `LedgerLog.append` raises.
         """
         self._refuse_if_over()
-        await self._wait_for_room()
-        is_first = not self.log.ledgers[-1].records
-        async with self._budget.take(sum(map(len, records))):
-            self._refuse_if_over()
-            offset = await self.log.append(records, timestamp_ms=self._env.now_ms())
-        if is_first:
-            self._began_seconds = self._env.monotonic()
-            self._ask_for_a_step(inf if self.policy.roll_seconds is None else self.policy.roll_seconds)
+        await self._meet_tier()
+        size_bytes = sum(map(len, records))
+        while True:
+            self._note_hold()
+            if not await self._room.enter(self.error):
+                self._refuse_if_over()
+                continue
+            async with self._budget.take(size_bytes):
+                self._refuse_if_over()
+                # Others may have filled the log while this one waited for its turn.
+                if self._room.admits:
+                    return await self._append(records)
+
+    async def _append(self, records: Sequence[bytes]) -> int:
+        before = self.log.ledgers[-1]
+        offset = await self.log.append(records, timestamp_ms=self._env.now_ms())
+        if self.state is LedgerState.FENCED:
+            self._refuse_if_over()  # nobody will ever read the records
+        if not before.records:
+            self._upkeep.began_seconds = self._env.monotonic()
+            self._due(self, inf if self.policy.roll_seconds is None else self.policy.roll_seconds)
         self.source.wake()
-        if self.log.ledgers[-1].size_bytes >= self.policy.roll_size_bytes:
-            await self.roll(self.policy.roll_size_bytes)
+        newest = self.log.ledgers[-1]
+        if newest.size_bytes >= self.policy.roll_size_bytes:
+            # The records are in the log, so this is no failure of theirs. A step tries again.
+            with suppress(OffloadError):
+                await self._roll(self.policy.roll_size_bytes)
+            self._due(self, 0.0)
+        elif newest.ledger_id != before.ledger_id:
+            self._due(self, 0.0)  # the log itself, or another call, has rolled
         return offset
 
     async def roll(self, size_bytes_min: int = 1) -> None:
         """Seal the open ledger if it has at least so many bytes. What is sealed can be offloaded."""
         self._refuse_if_over()
+        await self._roll(size_bytes_min)
+
+    async def _roll(self, size_bytes_min: int = 1) -> None:
         async with self._rolling:
             if self.log.ledgers[-1].size_bytes < size_bytes_min:
                 return  # another call has rolled meanwhile
@@ -256,77 +269,70 @@ class ManagedLedger:
                     size_bytes=sealed.size_bytes,
                 )
             )
-            self._ask_for_a_step(0.0)
+            self._due(self, 0.0)
 
-    async def _wait_for_room(self) -> None:
-        bound = self.policy.local_size_bytes_max
-        if bound is None:
+    async def _meet_tier(self) -> None:
+        """Ask the tier where it ends, before the first append. Its silence refuses no append."""
+        if self._upkeep.diverged is not None:
+            raise Diverged(
+                str(self._upkeep.diverged), kind=self._upkeep.diverged.kind
+            ) from self._upkeep.diverged
+        if self._copy.is_known or self._upkeep.has_asked:
             return
-        while (size := self.size_bytes) > bound:
-            if not self._is_held:
-                self._is_held = True
-                self._tell(AppendsHeld(stream=self.name, size_bytes=size, size_bytes_max=bound))
-                self._ask_for_a_step(0.0)
-            if self.policy.when_full is WhenFull.GROW:
-                return
-            if self.policy.when_full is WhenFull.REJECT:
-                why = "" if self.error is None else f": {self.error}"
-                raise Throttled(
-                    f"stream {self.name!r}: the local log has {size} bytes, above its bound of {bound}, and "
-                    f"the tier does not have them yet{why}"
-                )
-            if self._has_room is None:
-                self._has_room = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._has_room)
-            self._refuse_if_over()
-        self._is_held = False
+        with self._watching():
+            try:
+                async with asyncio.timeout(MEET_SECONDS):
+                    await self._copy.meet()
+            except (Fenced, Diverged):
+                raise
+            except (OffloadError, TimeoutError):
+                self._due(self, 0.0)
+        self._upkeep.has_asked = True
 
-    def _wake_producers(self) -> None:
-        waiting, self._has_room = self._has_room, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+    def _note_hold(self) -> None:
+        if (event := self._room.held()) is not None:
+            self._tell(event)
+            self._due(self, 0.0)
 
     # What a consumer calls.
 
     async def read(self, start: Position | int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from a position on, up to the newest, from the log and the tier. Close it.
 
-        Raises as `TieredReader.messages`.
+        Raises as `TieredReader.messages`. If the tier does not answer, a read that begins in the log goes on
+        without it.
         """
         self._refuse_if_over()
-        reader = await self._reader()
-        batches = reader.messages(await _place(reader, start))
-        async with aclosing(batches):
+        async with aclosing(self._reading.messages(start)) as batches:
             async for batch in batches:
                 yield batch
 
     async def follow(self, start: Position | int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from a position on, and then what comes later, at once. Close it.
 
-        Never ends by itself. Raises as `TieredReader.follow`.
+        Ends with `Misuse` when the ledger is closed, and with `Fenced` when another process claims the
+        stream. Otherwise raises as `TieredReader.follow`.
         """
         self._refuse_if_over()
-        reader = await self._reader()
-        batches = reader.follow(await _place(reader, start), watch=self._watch)
-        async with aclosing(batches):
+        async with aclosing(self._reading.messages(start, self._watch)) as batches:
             async for batch in batches:
                 yield batch
 
-    async def _reader(self) -> TieredReader:
+    async def _reader(self, priority: ReadPriority, emit: Callable[[Event], None]) -> TieredReader:
         return await TieredReader.open(
             self.source,
             self.tier,
-            priority=self.policy.read_priority,
+            priority=priority,
             hold_back_seconds=0.0,
             cache=self._cache,
             env=self._env,
-            emit=self._emit_or_warn,
+            emit=emit,
         )
 
     @property
     def cursors(self) -> Mapping[str, int]:
         """The cursors by name, each with the offset up to which everything is acknowledged."""
-        return dict(self._cursors)
+        return self._cursors.positions
 
     def open_cursor(self, name: str, start: int | None = None) -> int:
         """Return the position of a cursor, which is made if there is none. It is saved by the next step.
@@ -334,14 +340,9 @@ class ManagedLedger:
         A new one begins at `start`, by default at the first record of the log. Raises `Misuse` for a name or
         an offset that cannot be one.
         """
-        self._refuse_if_over()
-        if name not in self._cursors:
-            check_cursor_name(name)
+        with self._moving():
             begin = self.log.first_offset if start is None else start
-            self._check_offset(begin)
-            encode_cursors({**self._cursors, name: begin})
-            self._move(name, begin)
-        return self._cursors[name]
+            return self._cursors.open(name, begin, end=self.next_offset)
 
     def acknowledge(self, name: str, next_offset: int) -> None:
         """Move a cursor: everything below `next_offset` is acknowledged. A lower offset changes nothing.
@@ -349,48 +350,26 @@ class ManagedLedger:
         The position is saved a second later, and when the ledger is closed. Raises `Misuse` for an unknown
         cursor, and for an offset beyond the end.
         """
-        self._refuse_if_over()
-        if name not in self._cursors:
-            raise Misuse(f"stream {self.name!r} has no cursor {name!r}: open it first")
-        self._check_offset(next_offset)
-        if next_offset > self._cursors[name]:
-            self._move(name, next_offset)
+        with self._moving():
+            self._cursors.move(name, next_offset, end=self.next_offset)
 
     def reset_cursor(self, name: str, offset: int) -> None:
         """Move a cursor to any offset, also back."""
-        self._refuse_if_over()
-        if name not in self._cursors:
-            raise Misuse(f"stream {self.name!r} has no cursor {name!r}: open it first")
-        self._check_offset(offset)
-        self._move(name, offset)
+        with self._moving():
+            self._cursors.move(name, offset, end=self.next_offset, may_fall=True)
 
     def drop_cursor(self, name: str) -> None:
         """Forget a cursor. It keeps nothing from retention any more. Idempotent."""
+        with self._moving():
+            self._cursors.drop(name)
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
         self._refuse_if_over()
-        if self._cursors.pop(name, None) is not None:
-            self._note_move()
-
-    def _check_offset(self, offset: int) -> None:
-        if not 0 <= offset <= self.next_offset:
-            raise Misuse(f"stream {self.name!r} ends at offset {self.next_offset}, before {offset}")
-
-    def _move(self, name: str, offset: int) -> None:
-        self._cursors[name] = offset
-        self._note_move()
-
-    def _note_move(self) -> None:
-        if self._moved_seconds is None:
-            self._moved_seconds = self._env.monotonic()
-            self._ask_for_a_step(SAVE_SECONDS)
-
-    async def _save_cursors(self) -> None:
-        if self._cursors == self._saved:
-            self._moved_seconds = None
-            return
-        positions = dict(self._cursors)
-        await self._place.save(encode_cursors(positions))
-        self._saved = positions
-        self._moved_seconds = None if positions == self._cursors else self._env.monotonic()
+        was_moved = self._cursors.is_moved
+        yield
+        if self._cursors.is_moved and not was_moved:
+            self._due(self, SAVE_SECONDS)
 
     # What an operator calls.
 
@@ -405,18 +384,23 @@ class ManagedLedger:
         because the tier would have a hole.
         """
         self._refuse_if_over()
-        until = prefix_before(self._situation(), position)
-        if not self._copy.is_known and self._work.locked():
-            raise self._running()
-        if not self._copy.is_known:
-            async with self._work:
-                await self._guarded_look()
-        if until <= self._situation().done:
+        until = prefix_before(self._upkeep.situation(), position)
+        if self._copy.is_known and until <= self._upkeep.situation().done:
             return until
         if self._work.locked():
-            raise self._running()
+            raise AlreadyRunning(f"stream {self.name!r}: an offload, a deletion or a trim runs already")
         async with self._work:
-            await self._offload(until)
+            with self._watching():
+                if not self._copy.is_known:
+                    await self._copy.look()
+                if until > self.log.committed_offset:
+                    raise TryAgain(
+                        f"stream {self.name!r}: the log acknowledges records up to offset "
+                        f"{self.log.committed_offset} so far, not up to {until}"
+                    )
+                if until > self._upkeep.situation().done:
+                    await self._copy.offload(until)
+                    self._due(self, 0.0)  # the deletion lag begins
         return until
 
     async def plan(self) -> LedgerPlan:
@@ -426,9 +410,10 @@ class ManagedLedger:
         """
         self._refuse_if_over()
         async with self._work:
-            await self._guarded_look()
-            plan = plan_of(self._situation(), self.policy)
-            target = await self._trim_target()
+            with self._watching():
+                await self._copy.look()
+            plan = plan_of(self._upkeep.situation(), self.policy)
+            target = await self._upkeep.trim_target()
         return LedgerPlan(ledgers=plan.ledgers, trim_before=target)
 
     def contexts(self) -> AsyncGenerator[LedgerContext, None]:
@@ -443,43 +428,46 @@ class ManagedLedger:
         """Save the cursors, let go of the tier, and close the log. Idempotent.
 
         Appends that wait for room raise `Misuse`. Work that runs is finished first: cancel `step` before, to
-        end it earlier.
+        end it earlier. If this is cancelled, repeat it.
         """
-        if self.state is LedgerState.CLOSED:
-            return
-        was_open = self.state is LedgerState.OPEN
+        was_fenced = self.state is LedgerState.FENCED
         self.state = LedgerState.CLOSED
-        self._wake_producers()
-        self.source.wake()
+        self._room.wake()
         async with self._work:
+            if self._is_ended:
+                return
             try:
-                if was_open:
-                    await self._save_cursors()
+                if not was_fenced and not self._is_going:
+                    await self._cursors.save()
                     await self._copy.release()
             except OffloadError as error:
                 # The next owner waits a little, or gets old positions. Neither loses a record.
                 self.error = error
             finally:
+                self.source.end(Misuse(self._closed))
                 await self.log.aclose()
+                self._is_ended = True
+                self._due(self, 0.0)
 
     async def delete(self) -> None:
         """Delete the stream on the tier, and then the log. The sweep deletes the objects.
 
-        If the tier does not answer, nothing is deleted. Repeat the call then.
+        If the tier does not answer, nothing is deleted. After an error, repeat the call.
         """
-        self._refuse_if_over()
+        if self.state is not LedgerState.FENCED or not isinstance(self.error, StreamDeleted):
+            self._refuse_if_over(is_deletion=True)
         async with self._work:
-            manifest = self._copy.manifest
-            try:
-                if manifest is not None or await self._copy.look() is not None:
-                    await delete_stream(self.tier, self.name, env=self._env)
-            except StreamDeleted:
-                pass  # an earlier call was interrupted behind it
-            self.state = LedgerState.CLOSED
-            await self._place.save(encode_cursors({}))
+            if self._is_ended:
+                return
+            with self._watching():
+                await self._copy.delete()
+            self._is_going = True  # what is appended from now on would be lost
+            await self._cursors.clear()
             await self.log.destroy()
-        self._wake_producers()
-        self.source.wake()
+            self.state, self._is_ended = LedgerState.CLOSED, True
+        self._room.wake()
+        self.source.end(Misuse(self._closed))
+        self._due(self, 0.0)
 
     # The work in the background.
 
@@ -488,167 +476,53 @@ class ManagedLedger:
 
         Raises no error of the framework: `error` has it, and events report a pause and its end.
         """
+        async with self._work:
+            if self.state is not LedgerState.OPEN or self._is_going:
+                return inf
+            try:
+                with self._watching():
+                    return await self._upkeep.run()
+            except Fenced:
+                return inf
+            finally:
+                if self.state is LedgerState.OPEN:
+                    self.error = self._upkeep.error
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Note an error that ends the ledger, or its appends."""
         try:
-            async with self._work:
-                if self.state is not LedgerState.OPEN:
-                    return inf
-                await self._roll_if_old()
-                await self._offload_due()
-                await self._delete_copies()
-                await self._retain()
-                if self._moved_seconds is not None:
-                    await self._save_cursors()
-        except Fenced as error:
-            return self._fence(error)
-        except (TryAgain, OutcomeUnknown, Conflict) as error:
-            self.error, self._failures = error, self._failures + 1
-            return self._env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=RETRY_SECONDS_MAX)
-        except OffloadError as error:
-            if not self._is_paused or type(error) is not type(self.error):
-                self._tell(StreamPaused(stream=self.name, error=error))
-            self._is_paused, self.error = True, error
-            return PAUSED_STEP_SECONDS
-        if self._is_paused:
-            self._tell(StreamResumed(stream=self.name))
-        self._is_paused, self._failures, self.error = False, 0, None
-        return self._seconds_until_due()
-
-    def _ask_for_a_step(self, seconds: float) -> None:
-        # After an error the next step comes when that said, however much is appended meanwhile.
-        if self.error is None:
-            self._due(self, seconds)
-
-    def _fence(self, error: Fenced) -> float:
-        self.state, self.error = LedgerState.FENCED, error
-        self._tell(StreamPaused(stream=self.name, error=error))
-        self._wake_producers()
-        self.source.wake()
-        return inf
-
-    async def _roll_if_old(self) -> None:
-        seconds = self.policy.roll_seconds
-        age_seconds = self._env.monotonic() - self._began_seconds
-        if seconds is not None and self.log.ledgers[-1].records and age_seconds >= seconds:
-            await self.roll()
-
-    async def _offload_due(self) -> None:
-        if not self.policy.offloads or len(self.log.ledgers) == 1:
-            return
-        if not self._copy.is_known:
-            await self._copy.look()
-        until, _ = due_offset(self._situation(), self.policy)
-        if until > self._situation().done:
-            await self._offload(until)
-
-    async def _offload(self, until: int) -> None:
-        try:
-            await self._copy.offload(until)
-        except Fenced as error:
-            if not isinstance(error, StreamDeleted):
-                self._fence(error)
-            raise
-
-    async def _delete_copies(self) -> None:
-        """Delete the local ledgers that may go, the oldest first."""
-        for is_expired in (True, False):
-            now = self._situation()
-            rule = expired_offset if is_expired else removable_offset
-            until, reason = rule(now, self.policy)
-            for ledger in now.sealed:
-                if ledger.next_offset > until:
-                    break
-                if not is_expired:
-                    await self._copy.confirm(ledger)
-                await self.log.delete(ledger.ledger_id)
-                self.source.wake()
-                self._tell(
-                    LocalLedgerDeleted(
-                        stream=self.name,
-                        ledger_id=ledger.ledger_id,
-                        size_bytes=ledger.size_bytes,
-                        reason=reason,
-                    )
-                )
-        if self.policy.local_size_bytes_max is None or self.size_bytes <= self.policy.local_size_bytes_max:
-            self._wake_producers()
-
-    async def _retain(self) -> None:
-        target = await self._trim_target()
-        if target is not None:
-            await self._copy.trim(target)
-            await self._delete_copies()
-
-    async def _trim_target(self) -> int | None:
-        policy = self.policy
-        if policy.retains_for_ever:
-            return None
-        if not self._copy.is_known:
-            await self._copy.look()
-        if policy.retention_seconds is not None:
-            self._clock.check()
-        size_max = policy.retention_size_bytes
-        if size_max is not None:
-            now = self._situation()
-            only_local = sum(each.size_bytes for each in now.ledgers if each.next_offset > now.done)
-            size_max = max(size_max - only_local, 0)
-        retention = Retention(age_seconds_max=policy.retention_seconds, size_bytes_max=size_max)
-        return await self._copy.trim_target(retention, slowest_offset=self._slowest)
-
-    async def _guarded_look(self) -> None:
-        try:
-            await self._copy.look()
-        except StreamDeleted:
-            raise
+            yield
         except Fenced as error:
             self._fence(error)
             raise
+        except Diverged as error:
+            self._upkeep.note(error)
+            raise
+
+    def _fence(self, error: Fenced) -> None:
+        if self.state is not LedgerState.OPEN:
+            return
+        self.state, self.error = LedgerState.FENCED, error
+        self._tell(StreamPaused(stream=self.name, error=error))
+        self._room.wake()
+        self.source.end(Fenced(self._fenced))
 
     @property
-    def _slowest(self) -> int | None:
-        return min(self._cursors.values(), default=None)
+    def _closed(self) -> str:
+        return f"stream {self.name!r} was closed: open it again"
 
-    def _situation(self) -> Situation:
-        manifest = self._copy.manifest
-        return Situation(
-            ledgers=self.log.ledgers,
-            tier_first=None if manifest is None else manifest.first_offset,
-            tier_next=None if manifest is None else manifest.next_offset,
-            committed_ms=self._copy.committed_ms,
-            slowest_offset=self._slowest,
-            now_ms=self._env.now_ms(),
-            since_offload_seconds=self._env.monotonic() - self._copy.since_seconds,
-        )
+    @property
+    def _fenced(self) -> str:
+        return f"stream {self.name!r} belongs to another process now, or was deleted: {self.error}"
 
-    def _seconds_until_due(self) -> float:
-        """Return the time until the clock alone makes something due."""
-        policy, now, seconds = self.policy, self._situation(), [STEP_SECONDS_MAX]
-        if now.ledgers[-1].records and policy.roll_seconds is not None:
-            seconds.append(self._began_seconds + policy.roll_seconds - self._env.monotonic())
-        waiting = [ledger for ledger in now.sealed if ledger.next_offset > now.done]
-        if waiting and policy.offload_age_seconds is not None:
-            closed_ms = waiting[0].closed_ms or 0
-            seconds.append(policy.offload_age_seconds - (now.now_ms - closed_ms) / 1000)
-        if waiting and policy.offload_interval_seconds is not None:
-            seconds.append(policy.offload_interval_seconds - now.since_offload_seconds)
-        if now.sealed and policy.deletion_lag_seconds is not None:
-            ends = (ms for end, ms in now.committed_ms if end >= now.sealed[0].next_offset)
-            seen_ms = next(ends, None)
-            if seen_ms is not None:
-                seconds.append(policy.deletion_lag_seconds - (now.now_ms - seen_ms) / 1000)
-        if policy.retention_seconds is not None:
-            seconds.append(max(policy.retention_seconds / 10, 1.0))
-        if self._moved_seconds is not None:
-            seconds.append(SAVE_SECONDS)
-        return max(min(seconds), 0.01)
-
-    def _running(self) -> AlreadyRunning:
-        return AlreadyRunning(f"stream {self.name!r}: an offload, a deletion or a trim runs already")
-
-    def _refuse_if_over(self) -> None:
+    def _refuse_if_over(self, *, is_deletion: bool = False) -> None:
         if self.state is LedgerState.FENCED:
-            raise Fenced(f"stream {self.name!r} belongs to another process now: {self.error}")
+            raise Fenced(self._fenced)
         if self.state is LedgerState.CLOSED:
-            raise Misuse(f"stream {self.name!r} was closed: open it again")
+            raise Misuse(self._closed)
+        if self._is_going and not is_deletion:
+            raise Misuse(f"stream {self.name!r} is half deleted: repeat the deletion")
 
     def _tell(self, event: Event) -> None:
         self._watch.committed(event)
@@ -657,9 +531,3 @@ class ManagedLedger:
     def _emit_or_warn(self, event: Event) -> None:
         warn_of_skips(event)
         self._emit(event)
-
-
-async def _place(reader: TieredReader, start: Position | int | PartOffset) -> PartOffset:
-    if isinstance(start, PartOffset):
-        return start
-    return await reader.place_of(AtOffset(start) if isinstance(start, int) else start)

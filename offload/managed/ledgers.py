@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from typing import Final, Self
@@ -34,19 +34,18 @@ from offload.contracts.source import Source, SourceStream
 from offload.env import Env
 from offload.errors import Misuse, NotOffloaded
 from offload.managed.budget import ByteBudget
+from offload.managed.chores import PAUSED_STEP_SECONDS
 from offload.managed.cursors import CursorPlace
-from offload.managed.ledger import (
-    APPEND_SIZE_BYTES_MAX,
-    PAUSED_STEP_SECONDS,
-    LedgerState,
-    ManagedLedger,
-)
+from offload.managed.ledger import APPEND_SIZE_BYTES_MAX, LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.streams.block_cache import BlockCache
 from offload.streams.watch import StreamWatch
 
 __all__ = ["ManagedLedgers"]
 
+
+HEAP_SPARE: Final = 64
+"""How many moments that are out of date may be kept besides one for each ledger."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -73,11 +72,13 @@ class ManagedLedgers:
         self._watch = StreamWatch(tier, env=self._env)
         self._budget = ByteBudget(append_size_bytes_max)
         self._ledgers: dict[str, ManagedLedger] = {}
+        self._opening: set[str] = set()
         self._heap: list[tuple[float, int, ManagedLedger]] = []
+        """The moments of `_due`, and some that are out of date."""
         self._due: dict[ManagedLedger, float] = {}
-        """When each ledger is due. A ledger that works now is not here."""
-        self._again: dict[ManagedLedger, float] = {}
-        """The ledgers that work now and were woken since, each with the moment when it is due."""
+        """When each ledger is due. Neither those that work now are here, nor those that are over."""
+        self._working: dict[ManagedLedger, float] = {}
+        """The ledgers that work now, each with the moment for which it was woken since."""
         self._order = count()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +86,7 @@ class ManagedLedgers:
     @property
     def ledgers(self) -> Mapping[str, ManagedLedger]:
         """The ledgers that are open, by name."""
-        return dict(self._ledgers)
+        return {name: each for name, each in self._ledgers.items() if each.state is not LedgerState.CLOSED}
 
     @property
     def source(self) -> Source:
@@ -103,31 +104,38 @@ class ManagedLedgers:
 
         If that raises, the log is closed. Raises `Misuse` if a ledger of this name is open.
         """
-        if self._task is None or self._task.done():
-            await log.aclose()
-            raise Misuse("managed ledgers are opened inside `async with ManagedLedgers(...)`")
-        if (known := self._ledgers.get(log.name)) is not None and known.state is not LedgerState.CLOSED:
-            await log.aclose()
-            raise Misuse(f"a managed ledger {log.name!r} is open already")
         try:
-            ledger = await ManagedLedger.open(
-                log,
-                self._tier,
-                policy=policy or self._policy,
-                cursors=cursors,
-                cache=self._cache,
-                watch=self._watch,
-                budget=self._budget,
-                env=self._env,
-                emit=self._emit,
-                due=self._wake,
-            )
+            self._refuse_if_over()
+            known = self._ledgers.get(log.name)
+            if log.name in self._opening or (known is not None and known.state is not LedgerState.CLOSED):
+                raise Misuse(f"a managed ledger {log.name!r} is open already")
+            self._opening.add(log.name)
+            try:
+                ledger = await ManagedLedger.open(
+                    log,
+                    self._tier,
+                    policy=policy or self._policy,
+                    cursors=cursors,
+                    cache=self._cache,
+                    watch=self._watch,
+                    budget=self._budget,
+                    env=self._env,
+                    emit=self._emit,
+                    due=self._wake,
+                )
+            finally:
+                self._opening.discard(log.name)
+            self._refuse_if_over()
         except BaseException:
             await log.aclose()
             raise
         self._ledgers[log.name] = ledger
         self._schedule(ledger, 0.0)
         return ledger
+
+    def _refuse_if_over(self) -> None:
+        if self._task is None or self._task.done() or self._task.cancelling():
+            raise Misuse("managed ledgers are opened inside `async with ManagedLedgers(...)`")
 
     async def __aenter__(self) -> Self:
         """Begin to work."""
@@ -139,7 +147,13 @@ class ManagedLedgers:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(*(ledger.close() for ledger in self._ledgers.values()))
+        closing = (ledger.close() for ledger in self._ledgers.values())
+        ended = await asyncio.gather(*closing, return_exceptions=True)
+        self._ledgers.clear()
+        # Every log was tried. More than one error has one cause, such as a full disk.
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
 
     async def _run(self) -> None:
         turns = asyncio.Semaphore(self._turns_max)
@@ -159,6 +173,7 @@ class ManagedLedgers:
             if at <= self._env.monotonic():
                 ledger = heappop(self._heap)[2]
                 del self._due[ledger]
+                self._working[ledger] = inf
                 return ledger
             await self._sleep_until(at)
 
@@ -182,22 +197,18 @@ class ManagedLedgers:
             seconds = PAUSED_STEP_SECONDS
         finally:
             turns.release()
+        woken_at = self._working.pop(ledger)
         if ledger.state is LedgerState.CLOSED:
             if self._ledgers.get(ledger.name) is ledger:
                 del self._ledgers[ledger.name]
-            self._again.pop(ledger, None)
             return
-        again = self._again.pop(ledger, inf)
-        self._schedule(ledger, seconds if ledger.error else min(seconds, again - self._env.monotonic()))
+        self._schedule(ledger, min(seconds, woken_at - self._env.monotonic()))
 
     def _wake(self, ledger: ManagedLedger, seconds: float) -> None:
         """Let a ledger work in so many seconds: something has changed."""
-        if self._ledgers.get(ledger.name) is not ledger:
-            return
-        if ledger not in self._due:
-            at = self._env.monotonic() + seconds
-            self._again[ledger] = min(self._again.get(ledger, inf), at)
-        else:
+        if ledger in self._working:
+            self._working[ledger] = min(self._working[ledger], self._env.monotonic() + seconds)
+        elif self._ledgers.get(ledger.name) is ledger:
             self._schedule(ledger, seconds)
 
     def _schedule(self, ledger: ManagedLedger, seconds: float) -> None:
@@ -207,6 +218,10 @@ class ManagedLedgers:
             return
         self._due[ledger] = at
         heappush(self._heap, (at, next(self._order), ledger))
+        if len(self._heap) > 2 * len(self._due) + HEAP_SPARE:
+            # A ledger that is woken early leaves its later moment behind, once a second perhaps.
+            self._heap = [row for row in self._heap if self._due.get(row[2]) == row[0]]
+            heapify(self._heap)
         self._woken.set()
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Corrupt, NotOffloaded, TryAgain
+from offload.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
 from offload.managed.rules import check_ledgers
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
@@ -24,10 +24,11 @@ __all__ = ["LogStream"]
 class LogStream(SourceStream):
     """The stream of a log. Call `wake` after each append and deletion."""
 
-    __slots__ = ("_changed", "_log")
+    __slots__ = ("_changed", "_end", "_log")
 
     def __init__(self, log: LedgerLog) -> None:
         self._log: Final = log
+        self._end: OffloadError | None = None
         self._changed: asyncio.Event | None = None
 
     @property
@@ -37,6 +38,7 @@ class LogStream(SourceStream):
 
     async def mark(self) -> Hashable:
         """Return the range of the log."""
+        self._refuse_if_over()
         return self._log.first_offset, self._log.committed_offset
 
     async def changed(self, mark: Hashable) -> bool:
@@ -53,15 +55,25 @@ class LogStream(SourceStream):
             self._changed.set()
             self._changed = None  # whoever waits next waits for the next change
 
+    def end(self, error: OffloadError) -> None:
+        """Raise this error for whoever reads the log, or waits for a change, from now on."""
+        self._end = error
+        self.wake()
+
+    def _refuse_if_over(self) -> None:
+        if self._end is not None:
+            raise self._end.with_traceback(None)
+
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         """Return the ledgers up to what the log acknowledges. Raises `Corrupt` if they are no run."""
+        self._refuse_if_over()
         ledgers = self._log.ledgers
         check_ledgers(ledgers, where=self._log.where, stream=self.name)
         end = self._log.committed_offset
         handles: list[ReadHandle] = []
         try:
             for ledger in (each for each in ledgers if each.first_offset < min(each.next_offset, end)):
-                handles.append(await self._opened(ledger))  # noqa: PERF401 - an error closes those before it
+                handles.append(await self._opened(ledger, end))  # noqa: PERF401 - an error closes those before it
         except BaseException:
             for handle in handles:
                 await handle.aclose()
@@ -75,15 +87,16 @@ class LogStream(SourceStream):
             committed_offset=end,
         )
 
-    async def _opened(self, ledger: LocalLedger) -> ReadHandle:
+    async def _opened(self, ledger: LocalLedger, end: int) -> ReadHandle:
         """Return a handle of this ledger. Raises `Corrupt` if it has another range than the log said."""
         try:
             handle = await self._log.open_ledger(ledger.ledger_id)
         except NotOffloaded as gone:
             raise TryAgain(f"{self._log.where}: ledger {ledger.ledger_id} was deleted meanwhile") from gone
         found = handle.first_offset, handle.next_offset
+        is_settled = ledger.is_sealed and ledger.next_offset <= end
         is_right = found[0] == ledger.first_offset and (
-            found[1] == ledger.next_offset if ledger.is_sealed else found[1] >= ledger.first_offset
+            found[1] == ledger.next_offset if is_settled else found[1] >= min(ledger.next_offset, end)
         )
         if not is_right:
             await handle.aclose()
@@ -94,7 +107,7 @@ class LogStream(SourceStream):
                 found=f"[{found[0]}, {found[1]})",
                 stream=self.name,
             )
-        return _Stated(handle, ledger, stream=self.name) if ledger.is_sealed else handle
+        return _Stated(handle, ledger, stream=self.name) if is_settled else handle
 
 
 class _Stated(ReadHandle):

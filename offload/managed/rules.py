@@ -72,6 +72,18 @@ class Situation:
     now_ms: int
     since_offload_seconds: float = 0.0
     """The time since the last offload of this process, or since it began."""
+    committed_offset: int
+    """The end of what the log acknowledges."""
+
+    @property
+    def settled(self) -> Sequence[LocalLedger]:
+        """The sealed ledgers that the log acknowledges whole. No other may be offloaded."""
+        return [ledger for ledger in self.sealed if ledger.next_offset <= self.committed_offset]
+
+    @property
+    def waiting(self) -> Sequence[LocalLedger]:
+        """The settled ledgers that the tier lacks."""
+        return [ledger for ledger in self.settled if ledger.next_offset > self.done]
 
     @property
     def sealed(self) -> Sequence[LocalLedger]:
@@ -130,7 +142,7 @@ def prefix_before(now: Situation, position: int) -> int:
 def due_offset(now: Situation, policy: LedgerPolicy) -> tuple[int, str]:
     """Return the offset up to which the triggers offload now, and why. It is `now.done` if none does."""
     behind = 0
-    for ledger in reversed(now.sealed):
+    for ledger in reversed(now.settled):
         behind += ledger.size_bytes
         if ledger.next_offset <= now.done:
             continue
@@ -145,10 +157,8 @@ def due_offset(now: Situation, policy: LedgerPolicy) -> tuple[int, str]:
             return ledger.next_offset, f"the last offload was {now.since_offload_seconds:.0f} s ago"
     # A full disk hurries what would wait: what is on the tier can go.
     bound = policy.local_size_bytes_max
-    if bound is not None and now.size_bytes > bound and policy.offloads and now.sealed:
-        end = now.sealed[-1].next_offset
-        if end > now.done:
-            return end, f"the log has {now.size_bytes} bytes, above {bound}"
+    if bound is not None and now.size_bytes > bound and policy.offloads and now.waiting:
+        return now.waiting[-1].next_offset, f"the log has {now.size_bytes} bytes, above {bound}"
     return now.done, ""
 
 

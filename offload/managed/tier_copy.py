@@ -4,37 +4,62 @@
     committed   ends of the tier, each with the time at which it was first seen here. The deletion lag counts
                 from it. It is kept as a note beside the log, because no manifest has it. It also proves that
                 the tier had the stream, if that is gone
+    agreed      the end of the tier up to which it is known to be a copy of this log
 
-Invariants: the manifest is the truth, and nothing of it is kept a second time; a local copy goes only after
-the newest root was loaded again, and each fragment of the ledger was found, whole, under its entry.
+Invariants:
+
+- The manifest is the truth, and nothing of it is kept a second time.
+- Nothing is deleted, on either side, unless the newest root was loaded again and this log continues it.
+  A process with an older copy of the disk, or with another history, has no say.
+- A local copy goes only after each fragment of the ledger was found, whole, under its entry, with the chunks
+  that the log has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
+from uuid import UUID
+
+import numpy as np
 
 from offload.contracts.events import Event, LedgersOffloaded
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
-from offload.errors import Diverged, Divergence, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
+from offload.errors import (
+    BeingRebuilt,
+    Diverged,
+    Divergence,
+    Fenced,
+    NotOffloaded,
+    OffloadError,
+    StreamDeleted,
+)
 from offload.managed.log_source import LogStream
+from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.streams.copier import StreamCopier
 from offload.streams.parts import check_part
+from offload.streams.writer import StreamWriter
 from offload.tracing import span
-from offload.upkeep.retention import Retention, plan_trim, trim
+from offload.upkeep.retention import Retention, delete_stream, plan_trim, trim
 
 COMMITTED_NOTE: Final = "committed"
 SEEN_MAX: Final = 10_000
 """The most ends that are remembered. If there are more, the oldest local copies stay a little longer."""
+
+
+COMPARED: Final = ("offset", "records", "timestamp_ms", "size_bytes", "type")
+"""What two tables of the same chunks have in common: their positions differ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +78,9 @@ class TierCopy:
     """The moment of the last offload, or of the beginning."""
 
     _copier: StreamCopier = field(init=False)
+    _agreed: tuple[UUID, int] | None = None
+    """The incarnation and the end of the tier of which this log is known to be the origin."""
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.since_seconds = self.env.monotonic()
@@ -63,66 +91,110 @@ class TierCopy:
         """The newest manifest that is known. None if the tier does not have the stream."""
         return self._copier.manifest
 
-    @property
-    def is_claimed(self) -> bool:
-        """True if this process holds the stream as its writer."""
-        return self._copier.writer is not None
-
     async def load_note(self) -> None:
         """Load the times at which ends of the tier were seen. A note that is damaged counts as none."""
         raw = await self.log.load_note(COMMITTED_NOTE)
-        try:
-            rows = [] if raw is None else json.loads(raw)
-            self.committed_ms = [(int(end), int(ms)) for end, ms in rows]
-        except (ValueError, TypeError):
-            self.committed_ms = []  # local copies then stay for another lag
+        # Without it, local copies stay for another lag.
+        self.committed_ms = [] if raw is None else _decode_note(raw)
 
-    async def look(self) -> Manifest | None:
+    async def begin(self) -> None:
+        """Let a log without records begin where the tier ends. Asks the tier."""
+        manifest = await self.look(may_lead=True)
+        if manifest is not None and manifest.next_offset > self.log.next_offset:
+            await self.log.begin(manifest.next_offset)
+
+    async def meet(self) -> None:
+        """Ask the tier for its newest manifest, unless that was done before."""
+        if not self.is_known:
+            async with self._looking:
+                if not self.is_known:
+                    await self._look()
+
+    async def look(self, *, may_lead: bool = False) -> Manifest | None:
         """Load the newest manifest. None if the tier does not have the stream.
 
-        Raises `StreamDeleted` if it was deleted, and `Diverged` if it is another one than this process knew.
+        Raises `StreamDeleted` if it was deleted, and `Fenced` if another process claimed it from this one.
+        Raises `Diverged` if it is not the stream that this process knew, or if it ends behind the log, unless
+        it `may_lead`: appends would give offsets a second time that the tier has.
         """
-        known = self._copier.manifest
+        async with self._looking:
+            return await self._look(may_lead=may_lead)
+
+    async def _look(self, *, may_lead: bool = False) -> Manifest | None:
+        known, writer = self._copier.manifest, self._copier.writer
         try:
             manifest: Manifest | None = await self.tier.load_manifest(self.log.name)
-        except StreamDeleted:
+        except BeingRebuilt:
             raise
         except NotOffloaded as gone:
             if known is not None or self.committed_ms:
+                if isinstance(gone, StreamDeleted):
+                    raise
                 raise _lost(self.log.name, str(gone)) from gone
-            manifest = None
-        if manifest is not None and known is not None:
-            if manifest.incarnation != known.incarnation:
+            manifest = None  # also if a stream of this name was deleted before this one was begun
+        if manifest is not None:
+            if known is not None and manifest.incarnation != known.incarnation:
                 raise _lost(self.log.name, "it was deleted and begun again")
-            if manifest.next_offset < known.next_offset:
-                raise _lost(self.log.name, f"it ends at offset {manifest.next_offset} now")
+            end = max(
+                [0 if known is None else known.next_offset, *(end for end, _ in self.committed_ms[-1:])]
+            )
+            if manifest.next_offset < end:
+                raise _lost(self.log.name, f"it ends at offset {manifest.next_offset} now, not at {end}")
+            self._refuse_successor(manifest, writer)
+            if manifest.next_offset > self.log.next_offset and not may_lead:
+                raise Diverged(
+                    f"stream {self.log.name!r}: {self.log.where} ends at offset {self.log.next_offset}, but "
+                    f"the tier has records up to {manifest.next_offset}: the log is an older copy, or "
+                    "another process has appended; it takes no append, and deletes nothing; stop that process, "
+                    "or restore the log, or delete it, and it begins where the tier ends",
+                    kind=Divergence.BEHIND,
+                )
         self._copier.manifest, self.is_known = manifest, True
         await self._note_end()
         return manifest
 
+    async def agree(self) -> bool:
+        """Look, and compare the log with what is committed, unless that was done up to this end.
+
+        Returns False if nothing shows whether they are one history. Raises as `look`, and `Diverged`.
+        """
+        manifest = await self.look()
+        if manifest is None:
+            return False
+        agreed = manifest.incarnation, manifest.next_offset
+        # Nobody but this process has appended since it claimed the stream, and it compared them then.
+        if self._copier.writer is None and self._agreed != agreed:
+            if not manifest.fragments:
+                return False
+            async with await self.source.snapshot(manifest) as snapshot:
+                await check_part(self.tier, self._copier.part, manifest, snapshot)
+        self._agreed = agreed
+        return True
+
     async def offload(self, until: int) -> None:
         """Copy what the tier lacks up to `until`, where a ledger ends. Raises what stopped it.
 
-        What was committed before the error stays. After an error that leaves the root in doubt, the next call
-        claims the stream again.
+        What was committed before the error stays. After an error the next call compares the log with the tier
+        and claims the stream again.
         """
-        began = self.env.monotonic()
-        before, size = None, self._copier.uploaded_size_bytes
+        began, size = self.env.monotonic(), self._copier.uploaded_size_bytes
         try:
             with span("offload", stream=self.log.name, until=until):
                 async with await self.source.snapshot(self._copier.manifest) as snapshot:
                     await self._compare(snapshot)
                     before = self._copier.start(snapshot)
                     await self._copier.copy(snapshot, until)
-        except (TryAgain, OutcomeUnknown):
+        except BaseException:
+            # A commit may have been accepted although it failed here, or although this task was cancelled.
             known, self._copier = self._copier.manifest, self._fresh_copier()
             self._copier.manifest = known
+            with suppress(OffloadError):  # the one that stopped the copy says more
+                await self._note_end()
             raise
         finally:
             self.since_seconds = self.env.monotonic()
-            await self._note_end()
         end = self.manifest.next_offset if self.manifest is not None else until
-        if before is not None and before < end:
+        if before < end:
             self.emit(
                 LedgersOffloaded(
                     stream=self.log.name,
@@ -132,27 +204,42 @@ class TierCopy:
                     seconds=self.env.monotonic() - began,
                 )
             )
+        await self._note_end()
 
     async def confirm(self, ledger: LocalLedger) -> None:
-        """Make sure that the tier has all of a ledger, now. Raises the doubt as an error.
+        """Make sure that the tier has all of a ledger, as it is in the log. Raises the doubt as an error.
 
-        Costs a look at the root, and one small request for each fragment of the ledger.
+        The caller has called `agree`. Costs one small request for each fragment of the ledger.
         """
-        manifest = await self.look()
+        manifest = self.manifest
         if manifest is None or manifest.next_offset < ledger.next_offset:
             raise _lost(self.log.name, f"it does not have ledger {ledger.ledger_id}")
         view = self.tier.view_of(manifest)
         at = max(ledger.first_offset, manifest.first_offset)
+        async with await self.log.open_ledger(ledger.ledger_id) as local:
+            chunks = await local.table()
         async with aclosing(view.walk(at)) as runs:
             async for run in runs:
                 for entry in entries_of_rows(run):
                     if at >= ledger.next_offset:
                         return
                     async with await view.open(entry) as handle:
-                        await handle.table()
+                        self._compare_chunks(chunks, await handle.table(), handle.where)
                     at = entry.next_offset
         if at < ledger.next_offset:
             raise _lost(self.log.name, f"its entries end at offset {at}")
+
+    def _compare_chunks(self, ours: ChunkTable, theirs: ChunkTable, where: str) -> None:
+        """Raise `Diverged` unless both tables have the same chunks where both have some."""
+        begin = max(int(ours["offset"][0]), int(theirs["offset"][0]))
+        ours, theirs = ours[row_from(ours, begin) :], theirs[row_from(theirs, begin) :]
+        both = min(len(ours), len(theirs))
+        if not all(np.array_equal(ours[name][:both], theirs[name][:both]) for name in COMPARED):
+            raise Diverged(
+                f"stream {self.log.name!r}: the chunks of {where} are not those of {self.log.where}; "
+                "no local copy is deleted",
+                kind=Divergence.FORK,
+            )
 
     async def trim_target(self, retention: Retention, *, slowest_offset: int | None) -> int | None:
         """Return the offset below which retention deletes records on the tier; None if nothing goes.
@@ -184,9 +271,30 @@ class TierCopy:
         if self._copier.writer is not None:
             await self._copier.writer.release()
 
+    async def delete(self) -> None:
+        """Delete the stream on the tier, if it is there. One that somebody began anew since stays."""
+        try:
+            manifest = await self.tier.load_manifest(self.log.name)
+        except BeingRebuilt:
+            raise
+        except NotOffloaded:
+            return  # also if an earlier call was interrupted behind it
+        known = self.manifest
+        if known is not None and manifest.incarnation != known.incarnation:
+            raise _lost(self.log.name, "it was deleted and begun again")
+        self._refuse_successor(manifest, self._copier.writer)
+        await delete_stream(self.tier, self.log.name, seen=manifest, env=self.env)
+
+    def _refuse_successor(self, manifest: Manifest, writer: StreamWriter | None) -> None:
+        if writer is not None and manifest.writer != writer.writer:
+            raise Fenced(
+                f"stream {self.log.name!r}: another process has claimed it, with epoch {manifest.epoch}",
+                epoch=manifest.epoch,
+            )
+
     async def _compare(self, snapshot: Snapshot) -> None:
         """Raise `Diverged` unless the log continues what is committed."""
-        if self.is_claimed:
+        if self._copier.writer is not None:
             await self._copier.compare(snapshot)
             return
         # Not by the copier, which begins a stream that is gone again. Here that is a loss to report.
@@ -211,9 +319,19 @@ class TierCopy:
             await self.log.save_note(COMMITTED_NOTE, json.dumps(kept).encode())
 
 
+def _decode_note(raw: bytes) -> list[tuple[int, int]]:
+    try:
+        rows = [(end, ms) for end, ms in json.loads(raw)]
+    except (ValueError, TypeError, RecursionError):
+        return []
+    is_right = all(type(each) is int and 0 <= each < 2**64 for row in rows for each in row) and all(
+        before[0] < after[0] for before, after in pairwise(rows)
+    )
+    return rows if is_right else []
+
+
 def _lost(stream: str, how: str) -> Diverged:
     return Diverged(
         f"stream {stream!r}: the tier has lost what it had of the stream: {how}; no local copy is deleted; "
-        "restore the tier, or see `offload rebuild`",
-        kind=Divergence.BEHIND,
+        "restore the tier, or see `offload rebuild`"
     )

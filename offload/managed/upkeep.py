@@ -1,0 +1,238 @@
+"""The work that nobody calls for: sealing, copying, deleting local copies, retention, and saving cursors.
+
+Each kind is a chore of its own (`chores`). `rules` says what is due. Before anything is deleted, the rule is
+asked again with the newest manifest.
+
+Invariants: a local copy goes only if the log continues the tier, or if no tier has the stream and retention
+deletes it; retention trims the tier first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Final
+
+from offload.contracts.events import Event, LocalLedgerDeleted, StreamPaused, StreamResumed
+from offload.contracts.log import LedgerLog
+from offload.env import Env
+from offload.errors import Corrupt, Diverged, Divergence, OffloadError
+from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
+from offload.managed.cursors import Cursors
+from offload.managed.log_source import LogStream
+from offload.managed.policy import LedgerPolicy
+from offload.managed.room import Room
+from offload.managed.rules import Situation, check_ledgers, due_offset, expired_offset, removable_offset
+from offload.managed.tier_copy import TierCopy
+from offload.upkeep.clock import ClockGuard
+from offload.upkeep.retention import Retention
+
+__all__: list[str] = []
+
+STEP_SECONDS_MAX: Final = 3600.0
+SAVE_SECONDS: Final = 1.0
+"""Cursors that moved are saved after so much time."""
+
+
+class Upkeep:
+    """The work in the background of one ledger. Used by one task at a time."""
+
+    def __init__(
+        self,
+        log: LedgerLog,
+        source: LogStream,
+        copy: TierCopy,
+        cursors: Cursors,
+        room: Room,
+        *,
+        policy: LedgerPolicy,
+        roll: Callable[[], Awaitable[None]],
+        env: Env,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.log, self.source, self.copy, self.cursors, self.policy = log, source, copy, cursors, policy
+        self.env, self._room, self._roll, self._tell = env, room, roll, tell
+        self.began_seconds = env.monotonic()
+        """The moment since when the open ledger has records, as far as known."""
+        self.first_offset = log.first_offset
+        """The first offset that this process has left in the log."""
+        self.diverged: Diverged | None = None
+        """The reason why the log takes no append: the tier has another history, or is ahead."""
+        self.has_asked = False
+        """True if an append has asked the tier, which may not have answered."""
+        self._clock = ClockGuard(env)
+        self._chores = [
+            Chore(run=run, due_seconds=due_seconds, env=env)
+            for run, due_seconds in (
+                (cursors.save, self._seconds_until_save),
+                (self._roll_due, self._seconds_until_roll),
+                (self._offload_due, self._seconds_until_offload),
+                (self._tend_copies, self._seconds_until_deletion),
+            )
+        ]
+
+    async def run(self) -> float:
+        """Do what is due. Return the seconds until something may be due again. Raises `Fenced`."""
+        paused = {type(chore.pause) for chore in self._chores if chore.pause is not None}
+        for chore in self._chores:
+            await chore.turn()
+        self._report(paused)
+        return min(STEP_SECONDS_MAX, *(max(chore.seconds, 0.01) for chore in self._chores))
+
+    @property
+    def error(self) -> OffloadError | None:
+        """The error that lasts: one that waits for a person, if there is one. None if all goes well."""
+        pauses = [chore.pause for chore in self._chores if chore.pause is not None]
+        return next(
+            iter([*pauses, *(chore.error for chore in self._chores if chore.error is not None)]), None
+        )
+
+    def note(self, error: OffloadError) -> None:
+        """Refuse appends from now on, if this error says that the stream is not this log's any more."""
+        if isinstance(error, Diverged) and error.kind in (Divergence.BEHIND, Divergence.FORK):
+            self.diverged = error
+
+    def _report(self, before: set[type[OffloadError]]) -> None:
+        """Say what paused, or that all goes on. `before` has the errors of chores that were paused before."""
+        pauses = [chore.pause for chore in self._chores if chore.pause is not None]
+        for error in pauses:
+            self.note(error)
+            if type(error) not in before:
+                self._tell(StreamPaused(stream=self.log.name, error=error))
+        if before and not pauses:
+            self._tell(StreamResumed(stream=self.log.name))
+
+    async def _roll_due(self) -> None:
+        newest, seconds = self.log.ledgers[-1], self.policy.roll_seconds
+        age_seconds = self.env.monotonic() - self.began_seconds
+        is_old = seconds is not None and age_seconds >= seconds
+        if newest.records and (is_old or newest.size_bytes >= self.policy.roll_size_bytes):
+            await self._roll()
+
+    def _seconds_until_roll(self) -> float:
+        if not self.log.ledgers[-1].records or self.policy.roll_seconds is None:
+            return inf
+        return self.began_seconds + self.policy.roll_seconds - self.env.monotonic()
+
+    def _seconds_until_save(self) -> float:
+        return SAVE_SECONDS if self.cursors.is_moved else inf
+
+    async def _offload_due(self) -> None:
+        if self.diverged is not None:
+            await self.copy.agree()
+            self.diverged = None
+        if self.has_asked and not self.copy.is_known:
+            await self.copy.look()
+        until, _ = due_offset(self.situation(), self.policy)
+        if until > self.situation().done:
+            await self.copy.offload(until)
+
+    def _seconds_until_offload(self) -> float:
+        policy, now, seconds = self.policy, self.situation(), [inf]
+        if now.waiting and policy.offload_age_seconds is not None:
+            closed_ms = now.waiting[0].closed_ms or 0
+            seconds.append(policy.offload_age_seconds - (now.now_ms - closed_ms) / 1000)
+        if now.waiting and policy.offload_interval_seconds is not None:
+            seconds.append(policy.offload_interval_seconds - now.since_offload_seconds)
+        return min(seconds)
+
+    async def _tend_copies(self) -> None:
+        await self._delete_copies()
+        if self.policy.retains_for_ever:
+            return
+        if not self.copy.is_known:
+            await self.copy.look()
+        if await self.trim_target() is None or not await self.copy.agree():
+            return
+        target = await self.trim_target()
+        if target is not None:
+            await self.copy.trim(target)
+            await self._delete_copies()
+
+    async def _delete_copies(self) -> None:
+        """Delete the local ledgers that may go, the oldest first."""
+        for rule in (expired_offset, removable_offset):
+            now = self.situation()
+            if rule(now, self.policy)[0] > now.ledgers[0].first_offset:
+                is_agreed = await self.copy.agree()
+                if is_agreed or self.copy.manifest is None:
+                    await self._delete_by(rule)
+        if (event := self._room.held()) is not None:
+            self._tell(event)
+        if self._room.is_there:
+            self._room.wake()
+
+    async def _delete_by(self, rule: Callable[[Situation, LedgerPolicy], tuple[int, str]]) -> None:
+        now = self.situation()  # by the newest manifest
+        until, reason = rule(now, self.policy)
+        for ledger in now.sealed:
+            if ledger.next_offset > until:
+                return
+            if self.copy.manifest is None:
+                self._clock.check()  # retention deletes the only copy, by its age
+            elif rule is removable_offset:
+                await self.copy.confirm(ledger)
+            self.first_offset = ledger.next_offset
+            await self.log.delete(ledger.ledger_id)
+            self.source.wake()
+            self._tell(
+                LocalLedgerDeleted(
+                    stream=self.log.name,
+                    ledger_id=ledger.ledger_id,
+                    size_bytes=ledger.size_bytes,
+                    reason=reason,
+                )
+            )
+
+    def _seconds_until_deletion(self) -> float:
+        policy, now, seconds = self.policy, self.situation(), [inf]
+        if now.sealed and policy.deletion_lag_seconds is not None:
+            ends = (ms for end, ms in now.committed_ms if end >= now.sealed[0].next_offset)
+            seen_ms = next(ends, None)
+            if seen_ms is not None:
+                left = policy.deletion_lag_seconds - (now.now_ms - seen_ms) / 1000
+                # It is over, and the copies are still here: a step that has just run found a doubt.
+                seconds.append(left + 0.001 if left >= 0 else PAUSED_STEP_SECONDS)
+        if policy.retention_seconds is not None:
+            seconds.append(max(policy.retention_seconds / 10, 1.0))
+        return min(seconds)
+
+    async def trim_target(self) -> int | None:
+        """Return the offset below which retention deletes records on the tier. None: none."""
+        policy = self.policy
+        if policy.retains_for_ever:
+            return None
+        if policy.retention_seconds is not None:
+            self._clock.check()
+        size_max = policy.retention_size_bytes
+        if size_max is not None:
+            now = self.situation()
+            only_local = sum(each.size_bytes for each in now.ledgers if each.next_offset > now.done)
+            size_max = max(size_max - only_local, 0)
+        retention = Retention(age_seconds_max=policy.retention_seconds, size_bytes_max=size_max)
+        return await self.copy.trim_target(retention, slowest_offset=self.cursors.slowest)
+
+    def situation(self) -> Situation:
+        """Return what the rules look at. Raises `Corrupt` if the log has lost a ledger."""
+        ledgers, manifest, seen_ms = self.log.ledgers, self.copy.manifest, self.copy.committed_ms
+        check_ledgers(ledgers, where=self.log.where, stream=self.log.name)
+        if ledgers[0].first_offset > self.first_offset:
+            raise Corrupt(
+                "first offset of the log",
+                self.log.where,
+                expected=self.first_offset,
+                found=ledgers[0].first_offset,
+                stream=self.log.name,
+            )
+        # Before the tier was asked, the note says what it had. Whatever is done by it asks the tier first.
+        believed = seen_ms[-1][0] if seen_ms and not self.copy.is_known else None
+        return Situation(
+            ledgers=ledgers,
+            tier_first=manifest.first_offset if manifest else None if believed is None else 0,
+            tier_next=manifest.next_offset if manifest else believed,
+            committed_ms=seen_ms,
+            slowest_offset=self.cursors.slowest,
+            now_ms=self.env.now_ms(),
+            since_offload_seconds=self.env.monotonic() - self.copy.since_seconds,
+            committed_offset=self.log.committed_offset,
+        )
