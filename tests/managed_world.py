@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -13,6 +14,8 @@ from offload import ObjectStoreOffloader
 from offload.contracts.events import Event
 from offload.env import Env
 from offload.errors import NotOffloaded
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.log import LocalLedger
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
@@ -23,6 +26,75 @@ from offload.store.memory import MemoryStore
 STREAM = "orders"
 MANUAL = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=None, roll_seconds=None)
 """Nothing happens of its own accord, except that ledgers are sealed by size."""
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@dataclass
+class Points:
+    """Counts the points of a run at which a process may end, and ends it at one of them."""
+
+    at: int | None = None
+    count: int = 0
+
+    def point(self) -> None:
+        """Pass a point, or end the process."""
+        self.count += 1
+        if self.count == self.at:
+            raise Crash(f"at point {self.count}")
+
+
+class CrashingLog(MemoryLog):
+    """A log in memory. Before and after each change a process may end."""
+
+    def __init__(self, name: str, *, disk: MemoryDisk, points: Points) -> None:
+        super().__init__(name, disk=disk)
+        self._points = points
+
+    async def append(self, records: Sequence[bytes], *, timestamp_ms: int) -> int:
+        """Append, and perhaps end before or behind it."""
+        self._points.point()
+        offset = await super().append(records, timestamp_ms=timestamp_ms)
+        self._points.point()
+        return offset
+
+    async def roll(self, *, now_ms: int) -> LocalLedger | None:
+        """Seal, and perhaps end before or behind it."""
+        self._points.point()
+        sealed = await super().roll(now_ms=now_ms)
+        self._points.point()
+        return sealed
+
+    async def open_ledger(self, ledger_id: int) -> ReadHandle:
+        """Open, or end."""
+        self._points.point()
+        return await super().open_ledger(ledger_id)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete, and perhaps end before or behind it."""
+        self._points.point()
+        await super().delete(ledger_id)
+        self._points.point()
+
+    async def begin(self, offset: int) -> None:
+        """Begin, and perhaps end before or behind it."""
+        self._points.point()
+        await super().begin(offset)
+        self._points.point()
+
+    async def save_note(self, name: str, data: bytes) -> None:
+        """Save, and perhaps end before or behind it."""
+        self._points.point()
+        await super().save_note(name, data)
+        self._points.point()
+
+    async def destroy(self) -> None:
+        """Destroy, and perhaps end before or behind it."""
+        self._points.point()
+        await super().destroy()
+        self._points.point()
 
 
 @dataclass
@@ -54,6 +126,10 @@ class World:
             env=self.env(),
             emit=self.events.append,
         )
+
+    def copied_disk(self) -> MemoryDisk:
+        """Return a copy of the disk as it is now, as a backup or a cloned machine has it."""
+        return deepcopy(self.disk)
 
     async def complete(self) -> list[int]:
         """Return the ids of the ledgers that the tier has, from its own entries."""

@@ -145,8 +145,8 @@ class TierCopy:
                 raise Diverged(
                     f"stream {self.log.name!r}: {self.log.where} ends at offset {self.log.next_offset}, but "
                     f"the tier has records up to {manifest.next_offset}: the log is an older copy, or "
-                    "another process has appended; it takes no append, and deletes nothing; stop that process, "
-                    "or restore the log, or delete it, and it begins where the tier ends",
+                    "another process has appended; it takes no append, and deletes nothing; stop that "
+                    "process, or restore the log, or delete it, and it begins where the tier ends",
                     kind=Divergence.BEHIND,
                 )
         self._copier.manifest, self.is_known = manifest, True
