@@ -12,10 +12,10 @@ from growing_source import Clock
 
 from offload import ObjectStoreOffloader
 from offload.contracts.events import Event
-from offload.env import Env
-from offload.errors import NotOffloaded
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
+from offload.env import Env
+from offload.errors import NotOffloaded
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy

@@ -289,7 +289,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
                 "`endpoint_url`, and that the server runs"
             )
         case TimeoutError():
-            return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`, or too few in all")
+            return lost(f"{said}: no answer: no or few bytes moved within `read_timeout_seconds`")
     # From here on the request was sent, at least in part.
     # An error of connecting that no case above matches would be reported as unknown, although nothing was
     # sent.

@@ -178,7 +178,7 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
             reason = without_secrets(exc)
             return TryAgain(f"{said}: cannot connect: {reason}; check `endpoint_url` and `proxy`")
         case TimeoutError():
-            return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`, or too few in all")
+            return lost(f"{said}: no answer: no or few bytes moved within `read_timeout_seconds`")
     return lost(f"{said}: {type(exc).__name__}: {without_secrets(exc)}")
 
 

@@ -63,7 +63,7 @@ class _Once:
     def request(self, method: str, *args: Any, data: Any = None, headers: Any, **kwargs: Any) -> Any:
         limits = self._session.timeout
         body = watched(data, limits.sock_read)
-        total = request_seconds(limits.sock_read, method, headers)
+        total = request_seconds(limits.sock_read or 0.0, method, headers)
         return self._session.request(
             method,
             *args,

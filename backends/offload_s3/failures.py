@@ -353,7 +353,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
             return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
     # From here on the request was sent, at least in part.
     if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
-        return lost(f"{said}: {place} did not answer: no byte moved within `read_timeout_seconds`, or too few in all")
+        return lost(f"{said}: {place} did not answer: no or few bytes moved within `read_timeout_seconds`")
     if isinstance(exc, sdk.ConnectionClosedError | aiohttp.ServerDisconnectedError):
         tls = "; does the server want https:// in `endpoint_url`?" if place.startswith("http:") else ""
         return lost(f"{said}: {place} closed the connection without an answer{tls}")

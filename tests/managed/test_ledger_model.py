@@ -61,11 +61,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.points.point()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a call of the process. Its errors are those of the store. If the process ends, begin another."""
+        """Run a call of the process, which may raise an error of the store. If it ends, begin another."""
         try:
             return self.runner.run(coroutine)
-        except OffloadError as error:
-            assert not isinstance(error, NotOffloaded), error
+        except NotOffloaded:
+            raise  # nothing of the stream is ever deleted here
+        except OffloadError:
+            pass
         except Crash:
             self.restart()
         return None
