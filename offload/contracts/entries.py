@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 from offload.contracts.store import Buffer
 
-__all__ = ["EntryLedger", "EntryRun", "EntrySizes", "Times"]
+__all__ = ["EntryLedger", "EntryRun", "EntrySizes", "EntryTimes"]
 
 
-Times: TypeAlias = npt.NDArray[np.int64] | int
+EntryTimes: TypeAlias = npt.NDArray[np.int64] | int
 """The time of each entry, in milliseconds since 1970, or one time for all entries of a run."""
 
 
@@ -45,11 +45,11 @@ class EntryRun:
     """The entries lie in `data` in order and do not overlap. Other bytes may lie between them, such as the
     headers of a block, so a store need not copy."""
 
-    timestamps_ms: Times
+    timestamps_ms: EntryTimes
 
     @classmethod
     def packed(
-        cls, data: Buffer, ends: npt.NDArray[np.uint64], *, first: int, timestamps_ms: Times
+        cls, data: Buffer, ends: npt.NDArray[np.uint64], *, first: int, timestamps_ms: EntryTimes
     ) -> EntryRun:
         """Return a run whose entries lie back to back, from the first byte of `data` on."""
         starts = np.zeros_like(ends)
@@ -57,7 +57,7 @@ class EntryRun:
         return cls(first=first, data=data, starts=starts, ends=ends, timestamps_ms=timestamps_ms)
 
     @classmethod
-    def of(cls, entries: Sequence[bytes], *, first: int, timestamps_ms: Times) -> EntryRun:
+    def of(cls, entries: Sequence[bytes], *, first: int, timestamps_ms: EntryTimes) -> EntryRun:
         """Return a run of entries that lie in memory one by one. Copies them."""
         ends = np.cumsum([len(entry) for entry in entries], dtype=np.uint64)
         return cls.packed(b"".join(entries), ends, first=first, timestamps_ms=timestamps_ms)
@@ -69,7 +69,7 @@ class EntrySizes:
 
     first: int
     sizes: npt.NDArray[np.uint64]
-    timestamps_ms: Times
+    timestamps_ms: EntryTimes
 
 
 class EntryLedger(ABC):

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes, Times
+from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes, EntryTimes
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
 from offload.errors import Corrupt, Misuse
@@ -62,7 +62,7 @@ class Cuts:
         """Return cuts that go on by themselves."""
         return Cuts(self.next_entry, self.size_bytes, self._rows[:], self._last)
 
-    def add(self, sizes: Sizes, timestamps_ms: Times) -> None:
+    def add(self, sizes: Sizes, timestamps_ms: EntryTimes) -> None:
         """Cut these entries, which follow."""
         times = np.broadcast_to(np.asarray(timestamps_ms, np.int64), len(sizes))
         ends = np.cumsum(sizes + np.uint64(LENGTH_SIZE_BYTES))
@@ -279,7 +279,7 @@ def _check_count(
         raise Corrupt(f"number of entries from {first} on", where, expected=asked, found=count)
 
 
-def _check_times(times: Times, count: int, where: str) -> None:
+def _check_times(times: EntryTimes, count: int, where: str) -> None:
     if isinstance(times, np.ndarray):
         if times.dtype != np.int64 or times.shape != (count,):
             raise Misuse(f"{where}: times must be one number, or an array of {count} numpy.int64")

@@ -110,7 +110,7 @@ class NumberedLedger:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LedgerSpan:
     """The offsets of a ledger on a tier. `begin` is that of entry 0, or None if nothing shows it."""
 
     begin: int | None
@@ -244,10 +244,10 @@ class Numbering:
             return None
         return since.last_ledger_id
 
-    async def _newest_span(self, span: Span | None, listed: ListedLedger) -> Span:
+    async def _newest_span(self, span: LedgerSpan | None, listed: ListedLedger) -> LedgerSpan:
         assert self.since is not None, "it has a newest ledger"
         if span is None:
-            span = Span(None, self.since.next_offset)
+            span = LedgerSpan(None, self.since.next_offset)
         if span.begin is not None or listed.first_offset is not None:
             return span
         if self.tier is None or not self.since.fragments:
@@ -256,9 +256,11 @@ class Numbering:
                 "or is in a group: pass `tier` to EntryLedgerStream, or return EntryLedger.first_offset"
             )
         raw = await last_chunk(self.tier, self.since)
-        return Span(ChunkHeader.decode(raw, where=f"last chunk of {self.since.stream!r}").epoch, span.end)
+        return LedgerSpan(
+            ChunkHeader.decode(raw, where=f"last chunk of {self.since.stream!r}").epoch, span.end
+        )
 
-    def _lost(self, oldest: int, spans: dict[int, Span]) -> int:
+    def _lost(self, oldest: int, spans: dict[int, LedgerSpan]) -> int:
         """Return the number of entries that went before they were copied, as far as this process saw them.
 
         They keep their offsets, so that the gap is reported.
@@ -297,16 +299,16 @@ async def first_offset_of_ledger(view: StreamView, ledger_id: int) -> int:
     raise NotOffloaded(f"stream {view.committed.stream!r} of the tier has nothing of ledger {ledger_id}")
 
 
-def _spans(since: CommittedStream) -> dict[int, Span]:
+def _spans(since: CommittedStream) -> dict[int, LedgerSpan]:
     """Return the offsets of the ledgers that the root names without a group."""
     rows = since.entries[since.entries["kind"] == 0]
     ids = rows["ledger_id"]
     firsts = [row for row in range(len(ids)) if row == 0 or ids[row] != ids[row - 1]]
-    spans: dict[int, Span] = {}
+    spans: dict[int, LedgerSpan] = {}
     for first, stop in zip(firsts, [*firsts[1:], len(rows)], strict=True):
         # The first row of all may continue a ledger. It says whether it does.
         is_beginning = first > 0 or bool(rows["ledgers"][first])
         last = rows[stop - 1]
         begin = int(rows["first_offset"][first]) if is_beginning else None
-        spans[int(ids[first])] = Span(begin, int(last["first_offset"]) + int(last["records"]))
+        spans[int(ids[first])] = LedgerSpan(begin, int(last["first_offset"]) + int(last["records"]))
     return spans
