@@ -46,6 +46,7 @@ from offload.env import Env
 from offload.errors import (
     AlreadyRunning,
     Diverged,
+    Divergence,
     Fenced,
     Misuse,
     OffloadError,
@@ -283,9 +284,12 @@ class ManagedLedger:
             try:
                 async with asyncio.timeout(MEET_SECONDS):
                     await self._copy.meet()
-            except (Fenced, Diverged):
+            except Fenced:
                 raise
-            except (OffloadError, TimeoutError):
+            except (OffloadError, TimeoutError) as error:
+                # A tier that is away, or has lost the stream, is no reason. One that is ahead is.
+                if isinstance(error, Diverged) and error.kind is Divergence.BEHIND:
+                    raise
                 self._due(self, 0.0)
         self._upkeep.has_asked = True
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from offload.contracts.events import Event, Skipped
 from offload.contracts.log import LedgerLog
 from offload.env import Env
-from offload.errors import TryAgain
+from offload.errors import Corrupt, Denied, TryAgain
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
 from offload.streams.batches import Messages
 from offload.streams.choice import ReadPriority, ReadSide
@@ -22,6 +23,9 @@ from offload.streams.tiered import TieredReader
 from offload.streams.watch import StreamWatch
 
 __all__: list[str] = []
+
+AWAY: Final = (TryAgain, Denied, Corrupt)
+"""The errors of a tier that does not answer, refuses, or has lost its roots."""
 
 Start = Position | int | PartOffset
 
@@ -33,7 +37,7 @@ class Reading:
     log: LedgerLog
     priority: ReadPriority
     opened: Callable[[ReadPriority, Callable[[Event], None]], Awaitable[TieredReader]]
-    """Opens a reader. It raises `TryAgain` if the tier does not answer, and may be read."""
+    """Opens a reader. It raises one of `AWAY` if the tier may be read, and cannot be."""
     emit: Callable[[Event], None]
     env: Env
 
@@ -46,9 +50,9 @@ class Reading:
             try:
                 reader = await self.opened(self.priority, self.emit)
                 place = await _place(reader, at)
-            except TryAgain:
+            except AWAY as error:
                 begin = self._local_offset(at)
-                if begin is None and watch is None:
+                if begin is None and (watch is None or not isinstance(error, TryAgain)):
                     raise
                 if begin is not None:
                     at, tries = begin, 0

@@ -95,9 +95,11 @@ class Upkeep:
     def _report(self, before: set[type[OffloadError]]) -> None:
         """Say what paused, or that all goes on. `before` has the errors of chores that were paused before."""
         pauses = [chore.pause for chore in self._chores if chore.pause is not None]
+        told = set(before)
         for error in pauses:
             self.note(error)
-            if type(error) not in before:
+            if type(error) not in told:
+                told.add(type(error))
                 self._tell(StreamPaused(stream=self.log.name, error=error))
         if before and not pauses:
             self._tell(StreamResumed(stream=self.log.name))
