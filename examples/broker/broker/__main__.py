@@ -12,8 +12,10 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from broker.client import BrokerError, connect, consume
 from broker.server import BrokerServer
@@ -22,6 +24,7 @@ from offload import (
     Durability,
     LedgerPolicy,
     ManagedLedgers,
+    Misuse,
     OffloadError,
     Session,
 )
@@ -39,19 +42,19 @@ from offload.contracts.events import (
 from offload.model.quantities import seconds_from, size_bytes_from
 from offload.streams.block_cache import BlockCache
 
+T = TypeVar("T")
+
 WARNINGS = (AppendsHeld, DamageFound, Skipped, StreamPaused, Waiting)
 NOTES = (LedgersOffloaded, LocalLedgerDeleted, StreamResumed)
 
 
 def policy_of(arguments: argparse.Namespace) -> LedgerPolicy:
     """Return the policy: all goes to the tier when it is sealed, and its local copy goes after the time."""
-    local_seconds = seconds_from(arguments.local)
-    roll_seconds = max(local_seconds / 4, 1.0) if arguments.roll is None else seconds_from(arguments.roll)
     return LedgerPolicy(
-        roll_seconds=roll_seconds,
-        roll_size_bytes=size_bytes_from(arguments.roll_size),
-        deletion_lag_seconds=local_seconds,
-        local_size_bytes_max=None if arguments.local_size is None else size_bytes_from(arguments.local_size),
+        roll_seconds=max(arguments.local / 4, 1.0) if arguments.roll is None else arguments.roll,
+        roll_size_bytes=arguments.roll_size,
+        deletion_lag_seconds=arguments.local,
+        local_size_bytes_max=arguments.local_size,
     )
 
 
@@ -66,13 +69,12 @@ def log_event(event: Event) -> None:
 async def serve(arguments: argparse.Namespace) -> None:
     """Serve until the process is asked to end."""
     policy = policy_of(arguments)
-    options = dict(option.split("=", 1) for option in arguments.option)
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     async with Session(emit=log_event) as session:
-        tier = session.tier(arguments.tier, storage_options=options)
-        cache = BlockCache(size_bytes_from(arguments.cache), throttled=lambda: session.metrics.throttled)
+        tier = session.tier(arguments.tier, storage_options=dict(arguments.option))
+        cache = BlockCache(arguments.cache, throttled=lambda: session.metrics.throttled)
         try:
             async with ManagedLedgers(tier, policy=policy, cache=cache, emit=log_event) as ledgers:
                 topics = Topics(
@@ -127,24 +129,53 @@ async def list_topics(arguments: argparse.Namespace) -> None:
             print(f"{name}\t{end}")
 
 
+def option_in(text: str) -> tuple[str, str]:
+    """Return the name and the value of an option. Raises `Misuse`."""
+    name, is_given, value = text.partition("=")
+    if not is_given:
+        raise Misuse(f"takes KEY=VALUE, not {text!r}")
+    return name, value
+
+
+def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a type for `argparse`, which shows the texts of `ArgumentTypeError` alone."""
+
+    def of(text: str) -> T:
+        try:
+            return parse(text)
+        except Misuse as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return of
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="broker", description="A broker with tiered storage, and its client.")
     top.add_argument("--host", default="127.0.0.1", help="address; default: 127.0.0.1")
     top.add_argument("--port", type=int, default=7447, help="TCP port; default: 7447; serve: 0 picks one")
+    seconds, size_bytes = parsed(seconds_from), parsed(size_bytes_from)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     new = commands.add_parser("serve", help="run the broker")
     new.set_defaults(run=serve)
     new.add_argument("--data", required=True, help="folder of the local logs")
     new.add_argument("--tier", required=True, help="URL or folder of the tier")
-    new.add_argument("--local", default="1h", help="how long local copies stay; default: 1h")
-    new.add_argument("--roll", help="age at which a ledger is sealed and copied; default: 1/4 of --local")
-    new.add_argument("--roll-size", default="64MiB", help="size at which it is; default: 64MiB")
+    new.add_argument("--local", type=seconds, default="1h", help="how long local copies stay; default: 1h")
     new.add_argument(
-        "--local-size", help="publishers of a topic wait while its log is larger; default: never"
+        "--roll", type=seconds, help="age at which a ledger is sealed and copied; default: 1/4 of --local"
     )
-    new.add_argument("--cache", default="64MiB", help="memory for reads of the tier; default: 64MiB")
+    new.add_argument(
+        "--roll-size", type=size_bytes, default="64MiB", help="size at which it is; default: 64MiB"
+    )
+    new.add_argument(
+        "--local-size",
+        type=size_bytes,
+        help="publishers of a topic wait while its log is larger; default: never",
+    )
+    new.add_argument(
+        "--cache", type=size_bytes, default="64MiB", help="memory for reads of the tier; default: 64MiB"
+    )
     new.add_argument(
         "--durability",
         default="always",
@@ -154,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument(
         "-o",
         "--option",
+        type=parsed(option_in),
         action="append",
         default=[],
         metavar="KEY=VALUE",
