@@ -410,6 +410,20 @@ def test_a_cancelled_caller_may_change_its_list(tmp_path: Path) -> None:
     with_log(tmp_path, scenario)
 
 
+def test_a_call_that_was_cancelled_while_it_waited_is_not_written(tmp_path: Path) -> None:
+    async def scenario(log: FolderLog) -> None:
+        first = asyncio.ensure_future(log.append([b"first"], timestamp_ms=1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the writer has taken it
+        waiting = asyncio.ensure_future(log.append([b"cancelled"], timestamp_ms=1))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert (await first, await log.append([b"last"], timestamp_ms=1)) == (0, 1)
+        assert await records_of(log) == [b"first", b"last"]
+
+    with_log(tmp_path, scenario)
+
+
 # Rolls
 
 

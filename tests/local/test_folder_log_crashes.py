@@ -221,6 +221,24 @@ def test_a_log_that_is_opened_makes_durable_what_it_shows(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+def test_a_power_cut_that_takes_all_chunks_of_a_writer_does_not_take_its_epoch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = tmp_path / "log"
+        async with await FolderLog.open(folder) as log:
+            await log.append([b"a"], timestamp_ms=NOW_MS)
+        disk = PowerDisk(folder)
+        async with await FolderLog.open(folder, disk=disk, durability=Durability.OS) as log:
+            assert log.epoch == 2
+            await log.append([b"lost"], timestamp_ms=NOW_MS)
+        for seed in range(5):
+            cut = tmp_path / str(seed)
+            disk.after_power_cut(cut, random.Random(seed))
+            async with await FolderLog.open(cut) as log:
+                assert log.epoch == 3
+
+    asyncio.run(scenario())
+
+
 # Disks that fail
 
 
@@ -343,6 +361,24 @@ def test_a_failed_sync_in_the_background_breaks_the_log(tmp_path: Path) -> None:
             await log.append([b"x"], timestamp_ms=NOW_MS)
         assert log.committed_offset == 0
         await log.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_roll_that_can_neither_be_done_nor_undone_breaks_the_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FailingDisk()
+        log = await FolderLog.open(tmp_path, disk=disk)
+        await log.append([b"a"], timestamp_ms=NOW_MS)
+        disk.fails = lambda name: errno.ENOSPC if name in {"sync_folder", "remove"} else 0
+        with pytest.raises(NoSpace):
+            await log.roll(now_ms=NOW_MS)
+        disk.fails = lambda name: 0
+        with pytest.raises(NoSpace, match="until it is opened again"):
+            await log.append([b"b"], timestamp_ms=NOW_MS)
+        await log.aclose()
+        async with await FolderLog.open(tmp_path) as again:
+            assert await records_of(again) == [b"a"]
 
     asyncio.run(scenario())
 

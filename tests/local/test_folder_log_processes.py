@@ -14,6 +14,7 @@ import pytest
 from log_contract import NOW_MS, records_of
 
 from offload.errors import Conflict, Misuse
+from offload.local import log_lock
 from offload.local.folder_log import Durability, FolderLog
 
 HOLDER = """
@@ -129,28 +130,24 @@ def test_a_forked_child_does_not_write_and_does_not_keep_the_lock(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_a_log_that_was_destroyed_frees_its_folder_for_a_waiting_opener(tmp_path: Path) -> None:
-    """The opener may have opened the lock file that was then deleted."""
+def test_a_lock_file_that_was_deleted_before_it_was_locked_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder destroyed the log while another process waited with the old file open."""
+    really, paths = log_lock._lock, []
+
+    def destroyed(descriptor: int, path: Path) -> None:
+        if not paths:
+            path.unlink()
+        paths.append(path)
+        really(descriptor, path)
+
+    monkeypatch.setattr(log_lock, "_lock", destroyed)
 
     async def scenario() -> None:
-        for _ in range(5):
-            log = await FolderLog.open(tmp_path / "log")
-
-            async def reopen() -> FolderLog:
-                async with asyncio.timeout(10):
-                    while True:
-                        try:
-                            return await FolderLog.open(tmp_path / "log")
-                        except Conflict:
-                            await asyncio.sleep(0)
-
-            opening = asyncio.ensure_future(reopen())
-            await asyncio.sleep(0.005)
-            await log.destroy()
-            again = await opening
+        async with await FolderLog.open(tmp_path):
             with pytest.raises(Conflict):
-                await FolderLog.open(tmp_path / "log")
-            await again.append([b"x"], timestamp_ms=NOW_MS)
-            await again.destroy()
+                await FolderLog.open(tmp_path)
 
     asyncio.run(scenario())
+    assert len(paths) == 3
