@@ -6,12 +6,15 @@ Ledger ids are first offsets here: ledgers of 10 records have the ids 0, 10, 20.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, objects, run
 
 from offload import StreamWriter
 from offload.errors import AlreadyRunning, Denied, Fenced, Misuse, NotOffloaded, OutcomeUnknown
+from offload.local.memory_log import MemoryLog
 from offload.managed.ledger import LedgerState
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
@@ -350,5 +353,37 @@ def test_ledgers_without_triggers_stay_local() -> None:
         assert await bodies(ledger) == records
         with pytest.raises(NotOffloaded):
             await world.tier().load_manifest(STREAM)
+
+    run(scenario)
+
+
+def test_a_ledger_is_not_old_because_the_one_before_it_was() -> None:
+    """An append that began before a roll fills the next ledger: its record is new."""
+    gate = asyncio.Event()
+
+    class SlowLog(MemoryLog):
+        async def append(self, records: Sequence[bytes], *, timestamp_ms: int) -> int:
+            await gate.wait()
+            return await super().append(records, timestamp_ms=timestamp_ms)
+
+    async def scenario(world: World) -> None:
+        ledger = await world.open(replace(MANUAL, roll_seconds=100), log=SlowLog(STREAM, disk=world.disk))
+        gate.set()
+        await ledger.append([b"a"])
+        gate.clear()
+        world.clock.now += 90
+        under_way = asyncio.create_task(ledger.append([b"b"]))
+        await asyncio.sleep(0)
+        await ledger.roll()
+        gate.set()
+        await under_way
+
+        world.clock.now += 20
+        await ledger.step()
+        assert world.local() == [0, 1]
+        world.clock.now += 100
+        await ledger.step()
+
+        assert world.local() == [0, 1, 2]
 
     run(scenario)
