@@ -10,12 +10,14 @@ import asyncio
 import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, objects, run
 
+from offload import StreamWriter
 from offload.contracts.events import LocalLedgerDeleted
-from offload.errors import Fenced, Misuse, NotOffloaded, StreamDeleted
 from offload.contracts.log import LocalLedger
+from offload.errors import Fenced, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
 from offload.managed.ledger import LedgerState
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import Situation, removable_offset
+from offload.store.faults import Fault, Rule
 from offload.streams.choice import ReadPriority
 from offload.upkeep.retention import Retention, trim
 
@@ -56,7 +58,7 @@ def test_a_trim_while_a_ledger_is_copied_costs_the_others_nothing() -> None:
 
 
 def test_a_ledger_that_was_deleted_before_it_is_copied_is_not_copied() -> None:
-    """testTrimOccursDuringOffloadLedgerDeletedBeforeOffload. Local retention takes it, and the rest begins later."""
+    """testTrimOccursDuringOffloadLedgerDeletedBeforeOffload. Retention takes it: the tier begins later."""
 
     async def scenario(world: World) -> None:
         policy = LedgerPolicy(
@@ -122,9 +124,6 @@ def test_deletion_also_ends_an_attempt_that_failed() -> None:
     """testOffloadDeleteIncomplete. The sweep deletes the objects; no root names the attempt any more."""
 
     async def scenario(world: World) -> None:
-        from offload.errors import OutcomeUnknown
-        from offload.store.faults import Fault, Rule
-
         ledger = await world.open(LAG)
         await fill(ledger, 10, 5)
         world.store.rules = [Rule(Fault.LOSE_REPLY, "put", "*.fragment")]
@@ -309,8 +308,6 @@ def test_work_ends_when_the_ledger_is_closed_or_fenced(is_fenced: bool) -> None:
     """testOffloadTaskCancelled."""
 
     async def scenario(world: World) -> None:
-        from offload import StreamWriter
-
         ledger = await world.open(LAG)
         await fill(ledger, 10, 5)
         await ledger.step()
@@ -331,8 +328,6 @@ def test_work_ends_when_the_ledger_is_closed_or_fenced(is_fenced: bool) -> None:
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_a_follower_ends_when_the_ledger_is_closed_or_fenced(is_fenced: bool) -> None:
     async def scenario(world: World) -> None:
-        from offload import StreamWriter
-
         ledger = await world.open(LAG)
         await fill(ledger, 10, 5)
         await ledger.step()

@@ -1,4 +1,4 @@
-"""Two processes that both believe they own a stream. The tier keeps one history, and nothing goes that it lacks."""
+"""Two processes that both believe they own a stream: one history, and no local copy goes that it lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, run
 
-from offload.errors import Diverged, Fenced, OffloadError
+from offload.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
@@ -214,8 +214,8 @@ def test_random_rivals_leave_one_history_and_lose_no_local_copy(seed: int) -> No
                         owners.append(await copy.open(LAG))
                     case 7:
                         owners[at] = await worlds[at].open(LAG)
-            except OffloadError as error:
-                assert isinstance(error, Diverged | Fenced), error
+            except (Diverged, Fenced):
+                pass  # it has lost
             now = await on_tier(world)
             assert now[: len(history)] == history
             history = now
