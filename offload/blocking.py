@@ -15,14 +15,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any, Generic, Self, TypeVar
 
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.decoder import Decoded, Decoder
+from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
 from offload.errors import Misuse
+from offload.formats.chunk_writer import build_chunk
+from offload.local.memory_handle import MemoryHandle
 from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, Position
 from offload.native.offloader import TierOptions
@@ -31,6 +35,10 @@ from offload.plugins import Plugins
 from offload.session import Session, as_offloader
 from offload.streams.reader import Messages, StreamReader
 from offload.streams.sync import StreamReport, sync
+from offload.streams.writer import StreamWriter
+from offload.upkeep.retention import Retention, TrimReport, delete_stream, trim
+from offload.upkeep.sweep.report import SweepReport
+from offload.upkeep.sweep.tier import GRACE_SECONDS, sweep
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
 
@@ -122,7 +130,72 @@ class Blocking:
         """See `Committer.load_manifest`."""
         return self.run(self.offloader.load_manifest(stream))
 
-    def read(self, stream: str, start: Position = AtEdge.FIRST) -> Iterator[Messages]:
+    def append(self, stream: str, records: Sequence[bytes], *, timestamp_ms: int | None = None) -> int:
+        """Append records as one ledger of one chunk, and return the first one's offset when it is committed.
+
+        The first call for a stream claims it, and begins it if the tier does not have it. `timestamp_ms`
+        defaults to the time of this machine. Raises as `StreamWriter.offload`, and `Misuse` for records that
+        do not fit a chunk.
+        """
+
+        async def appended(writer: StreamWriter) -> int:
+            offset = writer.manifest.next_offset
+            now_ms = writer.env.now_ms() if timestamp_ms is None else timestamp_ms
+            epoch = writer.manifest.source_epoch
+            chunk = build_chunk(records, offset=offset, timestamp_ms=now_ms, epoch=epoch)
+            await writer.offload([MemoryHandle([chunk])])
+            return offset
+
+        return self.run(self._write(stream, appended))
+
+    def offload(self, stream: str, ledgers: Sequence[ReadHandle]) -> int:
+        """Copy ledgers that continue the stream, and return its end when they are committed.
+
+        Otherwise as `append`. The caller closes the handles, on this facade's event loop (`run`).
+        """
+
+        async def offloaded(writer: StreamWriter) -> int:
+            await writer.offload(ledgers)
+            return writer.manifest.next_offset
+
+        return self.run(self._write(stream, offloaded))
+
+    async def _write(self, stream: str, work: Callable[[StreamWriter], Coroutine[Any, Any, T]]) -> T:
+        """Do one piece of work as the writer of a stream. Threads that write take turns."""
+        async with self._writing:
+            writer = self._writers.pop(stream, None) or await StreamWriter.claim(self.offloader, stream)
+            result = await work(writer)
+            self._writers[stream] = writer  # after an error, the next call claims the stream anew
+            return result
+
+    def trim(self, stream: str, retention: Retention, *, dry_run: bool = False) -> TrimReport:
+        """Delete the oldest fragments of a stream. The arguments are those of the asynchronous `trim`."""
+        return self.run(trim(self.offloader, stream, retention, dry_run=dry_run))
+
+    def delete(self, stream: str) -> Manifest | None:
+        """Delete a stream for good. See the asynchronous `delete_stream`."""
+        self._writers.pop(stream, None)
+        return self.run(delete_stream(self.offloader, stream))
+
+    def sweep(
+        self, stream: str | None = None, *, grace_seconds: float = GRACE_SECONDS, dry_run: bool = False
+    ) -> SweepReport:
+        """Delete objects that no manifest references. The arguments are those of the asynchronous `sweep`."""
+        return self.run(sweep(self.offloader, stream=stream, grace_seconds=grace_seconds, dry_run=dry_run))
+
+    def decode(
+        self, stream: str, decoder: str, start: Position = AtEdge.FIRST
+    ) -> Iterator[tuple[int, Decoded]]:
+        """Yield each message of a stream with its offset, decoded by a plugin's decoder.
+
+        Raises `Misuse` if no plugin declares a decoder of this name.
+        """
+        decoding: Decoder = self._session.plugins.by_name("decoder", decoder).load()()
+        with closing(self.read(stream, start)) as batches:
+            for batch in batches:
+                yield from enumerate(decoding.decode(batch.bodies), batch.offset)
+
+    def read(self, stream: str, start: Position = AtEdge.FIRST) -> Generator[Messages, None, None]:
         """Yield the messages of a stream and its parts from a position on, chunk by chunk."""
         reader = self.run(StreamReader.open(self._catalogue, stream))
         batches = reader.messages(self.run(reader.place_of(start)))
@@ -206,6 +279,8 @@ class Blocking:
     def _open(self, session: Session, make: Callable[[], Catalogue]) -> None:
         self._session = session
         self._pid = os.getpid()
+        self._writers: dict[str, StreamWriter] = {}
+        self._writing = asyncio.Lock()
         self._lock = threading.Lock()  # held from the check of `_closed` until the call is queued on the loop
         self._closed = False
         self._calls: set[_Call[Any]] = set()  # calls of `run`; those that ended are removed at the next call

@@ -5,6 +5,7 @@ Invariant: nothing here is kept anywhere: the manifest says what is on the tier,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -44,65 +45,70 @@ class LedgerContext:
     """The tier that has it."""
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """The entries of one ledger, so far."""
-
-    entries: list[Entry]
-
-    def context(self, local: LocalLedger | None, *, tier_url: str) -> LedgerContext:
-        first, last = self.entries[0], self.entries[-1]
-        end = last.next_offset if local is None else local.next_offset
-        return LedgerContext(
-            ledger_id=first.ledger_id,
-            first_offset=first.first_offset,
-            next_offset=end,
-            attempts=tuple(dict.fromkeys(entry.attempt for entry in self.entries)),
-            is_complete=last.next_offset >= end and (local is None or local.is_sealed),
-            is_local=local is not None,
-            closed_ms=None if local is None else local.closed_ms,
-            first_timestamp_ms=min(entry.first_timestamp_ms for entry in self.entries),
-            last_timestamp_ms=max(entry.last_timestamp_ms for entry in self.entries),
-            data_size_bytes=sum(entry.data_size_bytes for entry in self.entries),
-            stored_size_bytes=sum(entry.stored_size_bytes for entry in self.entries),
-            tier_url=tier_url,
-        )
-
-
 async def contexts_of(
     tier: LedgerOffloader, stream: str, log: LedgerLog
 ) -> AsyncGenerator[LedgerContext, None]:
     """Yield the context of each ledger, in order of offsets. Close it."""
-    local = {ledger.ledger_id: ledger for ledger in log.ledgers}
-    shown, gathered = -1, _Gathered([])
+    left = deque(ledger for ledger in log.ledgers if ledger.records)
+    async with aclosing(_on_tier(tier, stream)) as ledgers:
+        async for entries in ledgers:
+            # A crash after a trim leaves local copies of what the tier does not have any more.
+            while left and left[0].next_offset <= entries[0].first_offset:
+                yield _local_only(left.popleft(), tier_url=tier.url)
+            is_local = bool(left) and left[0].ledger_id == entries[0].ledger_id
+            yield _offloaded(entries, left.popleft() if is_local else None, tier_url=tier.url)
+    for ledger in left:
+        yield _local_only(ledger, tier_url=tier.url)
+
+
+async def _on_tier(tier: LedgerOffloader, stream: str) -> AsyncGenerator[list[Entry], None]:
+    """Yield the entries of each ledger on the tier. Close it."""
+    gathered: list[Entry] = []
     try:
         view = await tier.view(stream)
     except NotOffloaded:
-        view = None
-    if view is not None:
-        async with aclosing(view.walk()) as runs:
-            async for run in runs:
-                for entry in entries_of_rows(run):
-                    if gathered.entries and gathered.entries[0].ledger_id != entry.ledger_id:
-                        yield gathered.context(local.get(gathered.entries[0].ledger_id), tier_url=tier.url)
-                        gathered = _Gathered([])
-                    gathered.entries.append(entry)
-                    shown = entry.ledger_id
-    if gathered.entries:
-        yield gathered.context(local.get(shown), tier_url=tier.url)
-    for ledger in log.ledgers:
-        if ledger.ledger_id > shown and ledger.records:
-            yield LedgerContext(
-                ledger_id=ledger.ledger_id,
-                first_offset=ledger.first_offset,
-                next_offset=ledger.next_offset,
-                attempts=(),
-                is_complete=False,
-                is_local=True,
-                closed_ms=ledger.closed_ms,
-                first_timestamp_ms=None,
-                last_timestamp_ms=None,
-                data_size_bytes=0,
-                stored_size_bytes=0,
-                tier_url=tier.url,
-            )
+        return
+    async with aclosing(view.walk()) as runs:
+        async for run in runs:
+            for entry in entries_of_rows(run):
+                if gathered and gathered[0].ledger_id != entry.ledger_id:
+                    yield gathered
+                    gathered = []
+                gathered.append(entry)
+    if gathered:
+        yield gathered
+
+
+def _offloaded(entries: list[Entry], local: LocalLedger | None, *, tier_url: str) -> LedgerContext:
+    end = entries[-1].next_offset
+    return LedgerContext(
+        ledger_id=entries[0].ledger_id,
+        first_offset=entries[0].first_offset,
+        next_offset=end if local is None else local.next_offset,
+        attempts=tuple(dict.fromkeys(entry.attempt for entry in entries)),
+        is_complete=local is None or (local.is_sealed and end >= local.next_offset),
+        is_local=local is not None,
+        closed_ms=None if local is None else local.closed_ms,
+        first_timestamp_ms=min(entry.first_timestamp_ms for entry in entries),
+        last_timestamp_ms=max(entry.last_timestamp_ms for entry in entries),
+        data_size_bytes=sum(entry.data_size_bytes for entry in entries),
+        stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
+        tier_url=tier_url,
+    )
+
+
+def _local_only(ledger: LocalLedger, *, tier_url: str) -> LedgerContext:
+    return LedgerContext(
+        ledger_id=ledger.ledger_id,
+        first_offset=ledger.first_offset,
+        next_offset=ledger.next_offset,
+        attempts=(),
+        is_complete=False,
+        is_local=True,
+        closed_ms=ledger.closed_ms,
+        first_timestamp_ms=None,
+        last_timestamp_ms=None,
+        data_size_bytes=0,
+        stored_size_bytes=0,
+        tier_url=tier_url,
+    )

@@ -59,7 +59,7 @@ from offload.managed.cursors import CursorPlace, Cursors, LogCursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.reading import Reading
-from offload.managed.room import Room
+from offload.managed.room import LogRoom
 from offload.managed.rules import (
     LedgerPlan,
     check_ledgers,
@@ -67,7 +67,7 @@ from offload.managed.rules import (
     prefix_before,
 )
 from offload.managed.tier_copy import TierCopy
-from offload.managed.upkeep import SAVE_SECONDS, Upkeep
+from offload.managed.work import SAVE_SECONDS, LedgerWork
 from offload.model.position import PartOffset, Position
 from offload.streams.batches import Messages
 from offload.streams.block_cache import BlockCache
@@ -124,9 +124,9 @@ class ManagedLedger:
         self._env, self._emit, self._due, self._budget = env, emit, due, budget
         self._cache, self._watch = cache, watch
         self._copy = TierCopy(log=log, source=self.source, tier=tier, env=env, emit=self._tell)
-        self._room = Room(policy, stream=log.name, size_bytes=lambda: self.size_bytes)
+        self._room = LogRoom(policy, stream=log.name, size_bytes=lambda: self.size_bytes)
         self._cursors = Cursors(place, stream=log.name)
-        self._upkeep = Upkeep(
+        self._background = LedgerWork(
             log,
             self.source,
             self._copy,
@@ -190,7 +190,7 @@ class ManagedLedger:
         await self._copy.load_note()
         if self.log.first_offset == self.log.next_offset:
             await self._copy.begin()
-        self._upkeep.first_offset = self.log.first_offset
+        self._background.first_offset = self.log.first_offset
         await self._cursors.load(self.next_offset)
 
     # What a producer calls.
@@ -238,7 +238,7 @@ class ManagedLedger:
         if self.state is LedgerState.FENCED:
             self._refuse_if_over()  # nobody will ever read the records
         if not before.records:
-            self._upkeep.began_seconds = self._env.monotonic()
+            self._background.began_seconds = self._env.monotonic()
             self._due(self, inf if self.policy.roll_seconds is None else self.policy.roll_seconds)
         self.source.wake()
         newest = self.log.ledgers[-1]
@@ -276,11 +276,11 @@ class ManagedLedger:
 
     async def _meet_tier(self) -> None:
         """Ask the tier where it ends, before the first append. Its silence refuses no append."""
-        if self._upkeep.diverged is not None:
+        if self._background.diverged is not None:
             raise Diverged(
-                str(self._upkeep.diverged), kind=self._upkeep.diverged.kind
-            ) from self._upkeep.diverged
-        if self._copy.is_known or self._upkeep.has_asked:
+                str(self._background.diverged), kind=self._background.diverged.kind
+            ) from self._background.diverged
+        if self._copy.is_known or self._background.has_asked:
             return
         with self._watching():
             try:
@@ -293,7 +293,7 @@ class ManagedLedger:
                 if isinstance(error, Diverged) and error.kind is Divergence.BEHIND:
                     raise
                 self._due(self, 0.0)
-        self._upkeep.has_asked = True
+        self._background.has_asked = True
 
     def _note_hold(self) -> None:
         if (event := self._room.held()) is not None:
@@ -390,8 +390,8 @@ class ManagedLedger:
         because the tier would have a hole.
         """
         self._refuse_if_over()
-        until = prefix_before(self._upkeep.situation(), position)
-        if self._copy.is_known and until <= self._upkeep.situation().done:
+        until = prefix_before(self._background.situation(), position)
+        if self._copy.is_known and until <= self._background.situation().done:
             return until
         if self._work.locked():
             raise AlreadyRunning(f"stream {self.name!r}: an offload, a deletion or a trim runs already")
@@ -404,7 +404,7 @@ class ManagedLedger:
                         f"stream {self.name!r}: the log acknowledges records up to offset "
                         f"{self.log.committed_offset} so far, not up to {until}"
                     )
-                if until > self._upkeep.situation().done:
+                if until > self._background.situation().done:
                     await self._copy.offload(until)
                     self._due(self, 0.0)  # the deletion lag begins
         return until
@@ -418,8 +418,8 @@ class ManagedLedger:
         async with self._work:
             with self._watching():
                 await self._copy.look()
-            plan = plan_of(self._upkeep.situation(), self.policy)
-            target = await self._upkeep.trim_target()
+            plan = plan_of(self._background.situation(), self.policy)
+            target = await self._background.trim_target()
         return LedgerPlan(ledgers=plan.ledgers, trim_before=target)
 
     def contexts(self) -> AsyncGenerator[LedgerContext, None]:
@@ -487,12 +487,12 @@ class ManagedLedger:
                 return inf
             try:
                 with self._watching():
-                    return await self._upkeep.run()
+                    return await self._background.run()
             except Fenced:
                 return inf
             finally:
                 if self.state is LedgerState.OPEN:
-                    self.error = self._upkeep.error
+                    self.error = self._background.error
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -503,7 +503,7 @@ class ManagedLedger:
             self._fence(error)
             raise
         except Diverged as error:
-            self._upkeep.note(error)
+            self._background.note(error)
             raise
 
     def _fence(self, error: Fenced) -> None:

@@ -58,7 +58,7 @@ SEEN_MAX: Final = 10_000
 """The most ends that are remembered. If there are more, the oldest local copies stay a little longer."""
 
 
-COMPARED: Final = ("offset", "records", "timestamp_ms", "size_bytes", "type")
+CHUNK_COLUMNS: Final = ("offset", "records", "timestamp_ms", "size_bytes", "type")
 """What two tables of the same chunks have in common: their positions differ."""
 
 
@@ -234,7 +234,7 @@ class TierCopy:
         begin = max(int(ours["offset"][0]), int(theirs["offset"][0]))
         ours, theirs = ours[row_from(ours, begin) :], theirs[row_from(theirs, begin) :]
         both = min(len(ours), len(theirs))
-        if not all(np.array_equal(ours[name][:both], theirs[name][:both]) for name in COMPARED):
+        if not all(np.array_equal(ours[name][:both], theirs[name][:both]) for name in CHUNK_COLUMNS):
             raise Diverged(
                 f"stream {self.log.name!r}: the chunks of {where} are not those of {self.log.where}; "
                 "no local copy is deleted",

@@ -16,7 +16,19 @@ import pytest
 from offload_conformance import Sample, ledger_of
 from offload_conformance.ledgers import tiny_chunks
 
-from offload import Blocking, Misuse, NotOffloaded, StreamWriter
+from offload import (
+    AtOffset,
+    Blocking,
+    Conflict,
+    Fenced,
+    MemoryHandle,
+    Misuse,
+    NotOffloaded,
+    Plugins,
+    Retention,
+    StreamWriter,
+    build_chunk,
+)
 from offload.blocking import _Call
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Span, Suffix
@@ -351,3 +363,60 @@ def test_a_fork_is_refused_instead_of_hanging() -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_stream_is_written_read_decoded_trimmed_and_deleted_without_an_event_loop(
+    store: MemoryStore,
+) -> None:
+    with Blocking.around(lambda: ObjectStoreOffloader(store), plugins=Plugins.find()) as tier:
+        assert tier.append("orders", [b"one", b"two"], timestamp_ms=1) == 0
+        assert tier.append("orders", [b"three"], timestamp_ms=2) == 2
+        more = MemoryHandle([build_chunk([b"four"], offset=3, timestamp_ms=3, epoch=0)])
+        assert tier.offload("orders", [more]) == 4
+        with pytest.raises(Conflict):
+            tier.offload("orders", [more])  # it does not continue the stream
+
+        assert [body for batch in tier.read("orders") for body in batch.bodies] == [
+            b"one",
+            b"two",
+            b"three",
+            b"four",
+        ]
+        decoded = list(tier.decode("orders", "amqp", AtOffset(3)))
+        assert [(offset, each.value) for offset, each in decoded] == [(3, b"four")]
+        with pytest.raises(Misuse, match="decoder"):
+            next(tier.decode("orders", "nobody"))
+
+        assert tier.trim("orders", Retention(before_offset=2), dry_run=True).dropped.messages == 2
+        assert tier.trim("orders", Retention(before_offset=2)).manifest.first_offset == 2
+        before = len(store.objects)
+        assert tier.sweep(grace_seconds=0, dry_run=True).grace_seconds == 0
+        assert len(store.objects) == before
+        tier.sweep(grace_seconds=0)
+        assert len(store.objects) < before
+
+        tier.delete("orders")
+        with pytest.raises(NotOffloaded):
+            tier.load_manifest("orders")
+        assert tier.append("orders", [b"again"]) == 0  # a new stream of the same name
+
+
+def test_threads_append_to_one_stream_in_turns(store: MemoryStore) -> None:
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier, ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(tier.append, "orders", [b"%d" % n]) for n in range(20)]
+        offsets = [call.result(HANGS_SECONDS) for call in calls]
+        bodies = [body for batch in tier.read("orders") for body in batch.bodies]
+
+        assert sorted(offsets) == list(range(20))
+        assert all(bodies[offset] == b"%d" % n for n, offset in enumerate(offsets))
+
+
+def test_a_facade_whose_stream_was_claimed_raises_once_and_claims_it_again(store: MemoryStore) -> None:
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
+        tier.append("orders", [b"one"])
+        with Blocking.around(lambda: ObjectStoreOffloader(store)) as other:
+            other.append("orders", [b"two"])
+
+        with pytest.raises(Fenced):
+            tier.append("orders", [b"three"])
+        assert tier.append("orders", [b"three"]) == 2

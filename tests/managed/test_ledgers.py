@@ -31,7 +31,8 @@ class Timers:
     wakes: int = 0
     active: ManagedLedgers | None = None
     """The ledgers that use this clock now."""
-    requests: Callable[[], int] = lambda: 0
+    retrying: int = 0
+    """How many calls of the tier wait for this clock."""
 
     def env(self) -> Env:
         """Return the clock as an environment."""
@@ -62,16 +63,21 @@ class Timers:
 
     async def settle(self) -> None:
         """Let all tasks go on that can, also those that wait for threads."""
-        quiet, seen = 0, (0, 0)
-        while quiet < 25:
+        for _ in range(20_000):
             for _ in range(20):
                 await asyncio.sleep(0)
-            if self.active is None or not self.active._working:
-                return
             # Work that waits for a thread goes on by itself, and work that waits for this clock does not.
-            now = self.requests(), len(self.sleeping)
-            quiet, seen = (quiet + 1 if now == seen and self.sleeping else 0), now
+            if self.active is None or len(self.active._working) <= self.retrying:
+                return
             await asyncio.sleep(0.001)
+        raise AssertionError("work did not end")
+
+    async def _retry(self, seconds: float) -> None:
+        self.retrying += 1
+        try:
+            await self._sleep(seconds)
+        finally:
+            self.retrying -= 1
 
 
 @dataclass
@@ -84,8 +90,8 @@ class Process:
 
     def ledgers(self, policy: LedgerPolicy = POLICY, **options: int) -> ManagedLedgers:
         """Return its ledgers, to be entered."""
-        tier = ObjectStoreOffloader(self.store, env=self.timers.env())
-        self.timers.requests = lambda: len(self.store.calls)
+        env = replace(self.timers.env(), sleep=self.timers._retry)
+        tier = ObjectStoreOffloader(self.store, env=env)
         self.timers.active = ManagedLedgers(tier, policy=policy, env=self.timers.env(), **options)
         return self.timers.active
 

@@ -350,3 +350,40 @@ def test_a_follower_ends_when_the_ledger_is_closed_or_fenced(is_fenced: bool) ->
             await asyncio.wait_for(task, 5)
 
     run(scenario)
+
+
+def test_the_contexts_say_where_each_ledger_is() -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG)
+        await fill(ledger, 10, 10, 10)
+        await ledger.step()
+        world.clock.now += 301
+        await fill(ledger, 0, 10, 5)
+        await trim(world.tier(), STREAM, Retention(before_offset=10), env=world.env())
+        before = [(c.ledger_id, c.is_complete, c.is_local) async for c in ledger.contexts()]
+        assert before == [
+            (0, False, True),  # trimmed on the tier, and still here
+            (10, True, True),
+            (20, False, True),
+            (30, False, True),
+            (40, False, True),
+        ]
+        await ledger.step()
+
+        after = [each async for each in ledger.contexts()]
+
+        assert [(c.ledger_id, c.is_complete, c.is_local) for c in after] == [
+            (10, True, False),
+            (20, True, True),
+            (30, True, True),
+            (40, False, True),
+        ]
+        assert [c.first_offset for c in after] == [10, 20, 30, 40]
+        assert [c.next_offset for c in after] == [20, 30, 40, 45]
+        assert [bool(c.closed_ms) for c in after] == [False, True, True, False]
+        attempts = [c.attempts for c in after]
+        assert [len(each) for each in attempts] == [1, 1, 1, 0]
+        assert [each for ids in attempts for each in ids] == await world.attempts()
+        assert all(c.stored_size_bytes > c.data_size_bytes > 0 for c in after[:3])
+
+    run(scenario)

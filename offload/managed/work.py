@@ -21,7 +21,7 @@ from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
 from offload.managed.cursors import Cursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
-from offload.managed.room import Room
+from offload.managed.room import LogRoom
 from offload.managed.rules import Situation, check_ledgers, due_offset, expired_offset, removable_offset
 from offload.managed.tier_copy import TierCopy
 from offload.upkeep.clock import ClockGuard
@@ -34,7 +34,7 @@ SAVE_SECONDS: Final = 1.0
 """Cursors that moved are saved after so much time."""
 
 
-class Upkeep:
+class LedgerWork:
     """The work in the background of one ledger. Used by one task at a time."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Upkeep:
         source: LogStream,
         copy: TierCopy,
         cursors: Cursors,
-        room: Room,
+        room: LogRoom,
         *,
         policy: LedgerPolicy,
         roll: Callable[[], Awaitable[None]],
