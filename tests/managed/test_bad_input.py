@@ -807,14 +807,14 @@ async def _cancelled_at(nth: int) -> bool:
     world = World()
     ledger = await world.open(LAG)
     records = await fill(ledger, 10, 10, 5)
-    reached, seen = asyncio.Event(), 0
+    reached, released, seen = asyncio.Event(), asyncio.Event(), 0
 
     async def pause(_operation: str, _key: str) -> None:
         nonlocal seen
         seen += 1
         if seen == nth:
             reached.set()
-            await asyncio.sleep(60)
+            await released.wait()
 
     world.store.after = pause
     task, waiter = asyncio.create_task(ledger.step()), asyncio.create_task(reached.wait())
@@ -822,6 +822,8 @@ async def _cancelled_at(nth: int) -> bool:
     is_over = task.done()
     task.cancel()
     waiter.cancel()
+    await asyncio.sleep(0)
+    released.set()  # some requests are finished although their caller was cancelled
     await asyncio.gather(task, waiter, return_exceptions=True)
 
     await ledger.step()
