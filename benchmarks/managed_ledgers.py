@@ -2,8 +2,8 @@
 
     python benchmarks/managed_ledgers.py [--ledgers 10000] [--active 100] [--seconds 60] [--folders] [--json]
 
-One process with one `ManagedLedgers` opens all ledgers over a tier in memory. Each has a sealed ledger that is
-on the tier, and its local copy. It measures, when everything is at rest:
+One process with one `ManagedLedgers` opens all ledgers over a tier in memory. Each has a sealed ledger,
+which is on the tier, and its local copy. It measures, when everything is at rest:
 
     memory      the growth of the process's resident memory, for each ledger, logs included
     idle        requests to the store, and CPU, in so many seconds without any call
