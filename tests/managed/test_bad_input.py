@@ -10,12 +10,20 @@ from random import Random
 import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, objects, run
 
-from offload import ObjectStoreOffloader, StreamWriter, TierOptions, delete_stream
+from offload import (
+    ObjectStoreOffloader,
+    Retention,
+    StreamWriter,
+    TierOptions,
+    delete_stream,
+    trim,
+)
 from offload.contracts.events import LedgersOffloaded, LocalLedgerDeleted, StreamPaused, StreamResumed
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
 from offload.contracts.store import Buffer
 from offload.errors import (
+    BeingRebuilt,
     Corrupt,
     Denied,
     Diverged,
@@ -33,6 +41,7 @@ from offload.managed.ledger import LedgerState
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import LedgerAction
 from offload.model.chunk_table import ChunkTable
+from offload.model.manifest import Manifest
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
 
@@ -864,5 +873,80 @@ def test_a_writer_of_its_own_that_claims_the_stream_fences_the_ledger_in_every_c
             assert ledger.state is LedgerState.FENCED, call
             assert world.told(StreamPaused) == 1
             assert world.local() == [0, 10, 20]
+
+    run(scenario)
+
+
+def test_a_stream_that_is_being_rebuilt_is_neither_lost_nor_begun_nor_deleted() -> None:
+    async def scenario(world: World) -> None:
+        is_rebuilt = False
+
+        class Rebuilding(ObjectStoreOffloader):
+            async def load_manifest(self, stream: str) -> Manifest:
+                if not is_rebuilt:
+                    return await super().load_manifest(stream)
+                raise BeingRebuilt(f"stream {stream!r} is being rebuilt")
+
+        tier = Rebuilding(world.store, env=world.env())
+        world.tier = lambda: tier  # type: ignore[method-assign]
+        ledger = await world.open(LAG)
+        await fill(ledger, 10, 5)
+        is_rebuilt = True
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, BeingRebuilt)
+        assert objects(world) == []
+        with pytest.raises(BeingRebuilt):
+            await ledger.delete()
+        assert world.local() == [0, 10]
+
+    run(scenario)
+
+
+def test_a_tier_that_somebody_trimmed_to_nothing_proves_nothing_so_copies_stay() -> None:
+    """There is no chunk to compare. The next offload compares, and then they go."""
+
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG)
+        await fill(ledger, 10, 5)
+        await ledger.step()
+        await ledger.close()
+        await trim(world.tier(), STREAM, Retention(before_offset=10), env=world.env())
+        ledger = await world.open(LAG)
+        world.clock.now += 400
+
+        await ledger.step()
+        assert ledger.error is None
+        assert world.local() == [0, 10]
+        await ledger.roll()
+        await ledger.step()
+
+        assert world.local() == [10, 15]
+
+    run(scenario)
+
+
+def test_a_tier_that_is_deleted_when_no_local_copy_is_left_is_not_begun_anew() -> None:
+    """The note about its last end is all that proves that there was something."""
+
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG)
+        await fill(ledger, 10, 0)
+        await ledger.step()
+        world.clock.now += 61
+        await ledger.step()
+        assert world.local() == [10]
+        await fill(ledger, 5)
+        await ledger.close()
+        strip(world, lambda key: False)
+
+        ledger = await world.open(LAG)
+        await ledger.roll()
+        await ledger.step()
+
+        assert isinstance(ledger.error, Diverged)
+        assert objects(world) == []
+        assert world.local() == [10, 15]
 
     run(scenario)

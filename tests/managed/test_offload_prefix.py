@@ -336,6 +336,9 @@ def test_the_interval_since_the_last_offload_takes_all_that_is_sealed() -> None:
         await ledger.step()
 
         assert await world.complete() == [0, 10]
+        await ledger.roll()
+        assert await ledger.step() == 60
+        assert await world.complete() == [0, 10]
 
     run(scenario)
 

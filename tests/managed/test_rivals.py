@@ -144,6 +144,37 @@ def test_a_copy_whose_last_chunk_is_like_that_of_the_tier_keeps_the_ledger_that_
     run(scenario)
 
 
+def test_a_comparison_counts_only_for_the_end_up_to_which_it_was_made() -> None:
+    """Both have records of the same sizes and times, behind an end at which the copy had agreed."""
+
+    async def scenario(world: World) -> None:
+        first = await world.open(LAG)
+        await fill(first, 10, 5)
+        await first.step()
+        await first.close()
+        other = World(clock=world.clock, disk=world.copied_disk(), store=world.store)
+        winner, loser = await world.open(LAG), await other.open(LAG)
+        await loser.append([b"loser-"])
+        world.clock.now += 61
+        await loser.step()
+        assert other.local() == [10]
+        world.clock.now -= 61
+        await winner.append([b"winner"])
+        world.clock.now += 61
+        await winner.roll()
+        await loser.roll()
+        await winner.step()
+
+        for _ in range(4):
+            await loser.step()
+            world.clock.now += 400
+
+        assert isinstance(loser.error, Diverged)
+        assert b"loser-" in local_bodies(other)
+
+    run(scenario)
+
+
 def test_an_owner_that_was_fenced_does_not_trim_what_the_other_keeps() -> None:
     async def scenario(world: World) -> None:
         keeps = LedgerPolicy(deletion_lag_seconds=None, roll_seconds=None)
