@@ -27,8 +27,8 @@ from offload.streams.entry_offsets import (
     ListedLedger,
     NumberedLedger,
     Numbering,
-    Seen,
     SeenLedger,
+    SeenLedgers,
     check_listing,
 )
 
@@ -58,7 +58,7 @@ class EntryLedgerStream(SourceStream):
         """
         self._name, self._ledgers = name, ledgers
         self._first_offset, self._tier = first_offset, tier
-        self._seen: Seen = {}
+        self._seen: SeenLedgers = {}
         self._cuts: dict[tuple[int, int], Cuts] = {}
 
     @property

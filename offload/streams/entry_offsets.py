@@ -117,11 +117,13 @@ class LedgerSpan:
     end: int
 
 
-Seen: TypeAlias = dict[int, SeenLedger]
+SeenLedgers: TypeAlias = dict[int, SeenLedger]
 """What earlier listings stated, by ledger id, in order."""
 
 
-def check_listing(listed: Sequence[ListedLedger], seen: Seen) -> tuple[list[ListedLedger], Corrupt | None]:
+def check_listing(
+    listed: Sequence[ListedLedger], seen: SeenLedgers
+) -> tuple[list[ListedLedger], Corrupt | None]:
     """Return the ledgers before the first one that is wrong, and what is wrong with it."""
     ids = {each.ledger_id for each in listed}
     # Only the oldest ledgers are ever deleted.
@@ -178,7 +180,7 @@ class Numbering:
     stream: str
     first_offset: int
     since: Manifest | None
-    seen: Seen
+    seen: SeenLedgers
     tier: Catalogue | None
 
     async def numbered(self, listed: Sequence[ListedLedger]) -> tuple[list[NumberedLedger], int]:
