@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offload.contracts.capabilities import Capabilities
     from offload.contracts.catalogue import Catalogue, EntryView, StreamView
     from offload.contracts.decoder import Decoded, Decoder
+    from offload.contracts.entries import EntryLedger, EntryRun
     from offload.contracts.keys import KeyService
     from offload.contracts.ledger import ReadHandle
     from offload.contracts.log import LedgerLog, LocalLedger
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from offload.store.records import RecordStore
     from offload.streams.choice import ReadPriority
     from offload.streams.dispatcher import Dispatcher
+    from offload.streams.entry_ledger import EntryLedgerStream
     from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
     from offload.streams.follower import Follower
     from offload.streams.job import Job
@@ -118,6 +120,9 @@ __all__ = [
     "Diverged",
     "Durability",
     "Entry",
+    "EntryLedger",
+    "EntryLedgerStream",
+    "EntryRun",
     "EntryView",
     "Env",
     "Fenced",
@@ -237,6 +242,9 @@ _HOMES = {
     "Diverged": "offload.errors",
     "Durability": "offload.local.folder_log",
     "Entry": "offload.model.entry",
+    "EntryLedger": "offload.contracts.entries",
+    "EntryLedgerStream": "offload.streams.entry_ledger",
+    "EntryRun": "offload.contracts.entries",
     "EntryView": "offload.contracts.catalogue",
     "Env": "offload.env",
     "Fenced": "offload.errors",

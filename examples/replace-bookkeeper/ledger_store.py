@@ -23,6 +23,9 @@ import numpy as np
 
 from offload import (
     AtOffset,
+    EntryLedger,
+    EntryLedgerStream,
+    EntryRun,
     LedgerOffloader,
     NotOffloaded,
     Source,
@@ -32,8 +35,7 @@ from offload import (
     open_tier,
     sync,
 )
-from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes
-from offload.streams.entry_ledger import EntryLedgerStream
+from offload.contracts.entries import EntrySizes
 from offload.streams.entry_offsets import first_offset_of_ledger
 
 HEAD = struct.Struct(">IqI")  # size, time in ms, CRC-32 of both and of the entry
