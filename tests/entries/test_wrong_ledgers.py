@@ -289,3 +289,84 @@ def test_entries_that_went_before_they_were_copied_leave_a_gap() -> None:
         assert "the source begins at offset 9, but offset 4 is the next to be copied" in str(report.error)
 
     asyncio.run(run())
+
+
+def test_a_length_that_the_rest_of_a_ledger_exceeds_is_found() -> None:
+    """The beginning was copied before, so the sum of all entries is not known."""
+    store = EntryStore()
+    ledger = store.begin(7, *SOUND)
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        ledger.add(*WRONG)
+        store.lies[7] = {"length": 7}
+        store.restart()
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Corrupt)
+        assert "size of entries 4 to 7: expected the stated length 7, found 8" in str(report.error)
+        assert await bodies(tier) == SOUND
+
+    asyncio.run(run())
+
+
+def test_a_source_that_counts_in_another_way_is_refused_even_if_all_entries_are_equal() -> None:
+    """The chunk says where its ledger begins."""
+    store = EntryStore()
+    store.begin(7, b"same", b"same")
+    ledger = store.begin(9, *[b"same"] * 3)
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        del store.ledgers[0]
+        ledger.add(b"same", b"same")
+        store.lies[9] = {"first_offset": 1}
+        store.restart()
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Diverged)
+        assert "ledger 9 begins at offset 1, not 2" in str(report.error)
+        assert len(await bodies(tier)) == 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("entries", [3, 5])
+def test_a_committed_ledger_of_another_size_is_refused_before_later_ones(entries: int) -> None:
+    """The process restarted, so only the tier shows what the ledger had."""
+    store = EntryStore()
+    ledger = store.begin(7, *[b"same"] * 4)
+    store.begin(9, *[b"same"] * 4)
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        ledger.entries, ledger.timestamps_ms = [b"same"] * entries, [1] * entries
+        store.begin(12, *[b"same"] * 4)
+        store.restart()
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Diverged)
+        assert len(await bodies(tier)) == 8
+
+    asyncio.run(run())
+
+
+def test_the_newest_committed_ledger_must_not_be_shorter_behind_later_ones() -> None:
+    store = EntryStore()
+    ledger = store.begin(7, *[b"same"] * 4)
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        ledger.entries, ledger.timestamps_ms = [b"same"] * 3, [1] * 3
+        store.begin(12, *[b"same"] * 4)
+        store.restart()
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Diverged)
+        assert len(await bodies(tier)) == 4
+
+    asyncio.run(run())
