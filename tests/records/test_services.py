@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from campaign import CAMPAIGN, campaign
+from campaign import CAMPAIGN, campaign, leaving
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from records.in_memory import plugins
 from servers.metadata import MetadataServer
@@ -41,11 +41,21 @@ class OnServer:
         return self.data.keys() | self.server.records(self.records_name).keys()
 
 
+@leaving(
+    "long listings and large values on etcd and PostgreSQL: in make test on a service in memory",
+    "test_a_level_goes_on_page_after_page",
+    "test_listing_goes_on_page_after_page",
+    "test_puts_are_whole_while_replaced",
+    "test_ranges_are_exact_at_every_border",
+)
 class TestRecords(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     model_examples = 30 if CAMPAIGN else 5  # likewise; in memory all are drawn
 
 
+@campaign(
+    "an offloader with its roots there; in make test on a service in memory, and by rivals and commands"
+)
 class TestCommitStore(OnServer, OffloaderConformance):
     """The roots are on the server, and the data is in memory."""
 

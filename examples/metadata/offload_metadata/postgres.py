@@ -99,7 +99,7 @@ class PostgresRecords(RecordService):
                     rows: Sequence[Any] = await connection.fetch(statement, self._name, *arguments)
                     return rows
                 except BaseException:
-                    # Nobody waits for the reply any more, so the connection cannot be used again.
+                    # The pool would wait for the end of the statement, as long again as the timeout.
                     connection.terminate()
                     raise
         except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:
