@@ -263,7 +263,7 @@ class ManagedLedger:
             sealed = await self.log.roll(now_ms=self._env.now_ms())
         if sealed is not None:
             # Appends that began before the roll may fill the new ledger, and do not know that they are first.
-            self._upkeep.began_seconds = self._env.monotonic()
+            self._background.began_seconds = self._env.monotonic()
             self._tell(
                 LedgerRolled(
                     stream=self.name,
