@@ -38,19 +38,28 @@ TO_PLAIN_HTTP = {
 
 
 def answering(answer: bytes) -> AbstractAsyncContextManager[int]:
-    """Return a port that sends this reply after the first bytes of any request."""
+    """Return a port that sends this reply after the first bytes of any request, and no more.
+
+    A connection is closed at the end only: closed with bytes unread, it is reset, and the reply may be lost.
+    """
+    answered: list[asyncio.StreamWriter] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered.append(writer)
         await reader.read(65536)
         writer.write(answer)
-        await writer.drain()
-        writer.close()
+        writer.write_eof()
 
     @asynccontextmanager
     async def serve() -> Any:
         server = await asyncio.start_server(talk, "127.0.0.1", 0)
         async with server:
-            yield server.sockets[0].getsockname()[1]
+            try:
+                yield server.sockets[0].getsockname()[1]
+            finally:
+                for each in answered:
+                    each.close()
+                await asyncio.gather(*(each.wait_closed() for each in answered), return_exceptions=True)
 
     return serve()
 
