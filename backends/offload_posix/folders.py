@@ -79,10 +79,11 @@ class Folders:
 
     def check_root(self) -> None:
         """Raise `StoreDenied` if the root is not the folder that was seen first."""
+        was_seen = self._root_seen is not None  # before the look: another thread may make the root meanwhile
         try:
             status = os.stat(self._root)
         except (FileNotFoundError, NotADirectoryError):
-            if self._root_seen is not None:
+            if was_seen:
                 raise self._lost_root() from None
         else:
             self._check_identity(status)

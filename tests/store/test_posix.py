@@ -82,6 +82,27 @@ class TestFolder(Asynchronous):
         assert run(store.get("a/key")) == b"3"
         run(other.aclose())
 
+    def test_a_root_that_is_made_during_the_first_look_for_it_is_no_loss(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two first calls at the same time: one misses the root, and the other makes it meanwhile."""
+        looked, look = [], os.stat
+
+        def late(path: Any, *args: Any, **options: Any) -> os.stat_result:
+            try:
+                return look(path, *args, **options)
+            except FileNotFoundError:
+                if path == str(root) and not looked:
+                    looked.append(path)
+                    run(store.put("a/key", Body.of(b"1")))
+                raise
+
+        monkeypatch.setattr("offload_posix.folders.os.stat", late)
+
+        store._folders.check_root()
+
+        assert looked == [str(root)]
+
     @pytest.mark.parametrize("kind", ["folder", "file"])
     def test_no_link_leads_out_of_the_root(self, run: Run, store: PosixStore, root: Path, kind: str) -> None:
         """This holds for linked folders and linked files, and for reading, listing, writing and deleting."""
