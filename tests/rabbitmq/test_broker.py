@@ -58,14 +58,14 @@ class World:
 
 def run(world: World, scenario: Callable[[RabbitmqBroker], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), world.port.serve(), world.broker() as broker:
+        async with asyncio.timeout(120), world.port.serve(), world.broker() as broker:
             await scenario(broker)
 
     asyncio.run(main())
 
 
 async def until(met: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not met():  # noqa: ASYNC110 - the port has no event for it
             await asyncio.sleep(0.005)
 
