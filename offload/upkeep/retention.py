@@ -164,7 +164,8 @@ async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int, keeps_last
 
     If not `keeps_last`, age and size may remove the last fragment too: a later part has newer data.
     Fetches at most three groups: of each level the one in which the cut may lie. If such a group turns out to
-    go whole, it fetches up to three more, to learn how the next one begins.
+    go whole, it fetches up to three more, to learn how the next one begins. With an age beside another limit,
+    up to three more tell how old the rest is of a group that was trimmed in part.
     """
     manifest = tree.manifest
     search = _Search(tree)
@@ -288,25 +289,38 @@ class _Search:
         level = _live(entries, self.tree.manifest, behind)
         row = 0
         while row < len(level.entries):
-            # The strictest rule counts. A rule that stopped at an earlier entry removes nothing after it.
-            passed = [(row + rule.passes(level[row:]), rule) for rule in rules]
-            row = max((rows for rows, _ in passed), default=row)
-            rules = [rule for rows, rule in passed if rows == row]
-            one = level[row : row + 1]
-            if row == len(level.entries):
-                break
-            # Only a group can go in part. It is fetched only if some rule may cut within it.
-            rules = [rule for rule in rules if one.entries["kind"][0] and rule.partly(one)[0]]
-            if not rules:
-                self.kept.append(level.entries[row:])
-                return []
-            below = await self.tree.load(self.tree.manifest, one.entries)
-            rules = await self.go_over(below, rules, one.behind[0])
+            # A rule in doubt about a group may go further than one that is not. So it is asked below.
+            if not self._leaves_doubt(level[row : row + 1], rules):
+                # The strictest rule counts. A rule that stopped at an earlier entry removes nothing after it.
+                passed = [(row + rule.passes(level[row:]), rule) for rule in rules]
+                row = max((rows for rows, _ in passed), default=row)
+                rules = [rule for rows, rule in passed if rows == row]
+                if row == len(level.entries):
+                    break
+                # Only a group can go in part. It is fetched only if some rule may cut within it.
+                group = level[row : row + 1]
+                rules = [rule for rule in rules if group.entries["kind"][0] and rule.partly(group)[0]]
+                if not rules:
+                    self.kept.append(level.entries[row:])
+                    return []
+            group = level[row : row + 1]
+            below = await self.tree.load(self.tree.manifest, group.entries)
+            rules = await self.go_over(below, rules, group.behind[0])
             row += 1  # rules that removed all of the group continue with the next entry
             if not rules:
                 self.kept.append(level.entries[row:])
                 return []
         return rules
+
+    def _leaves_doubt(self, one: _Level, rules: list[_Rule]) -> bool:
+        """Return whether `one` is a group that was trimmed in part, and a rule may remove the rest of it.
+
+        The group's greatest timestamp may be that of a fragment which is trimmed already.
+        """
+        is_cut = one.entries["first_offset"][0] < np.uint64(self.tree.manifest.first_offset)
+        if not (is_cut and one.entries["kind"][0]):
+            return False
+        return any(rule.partly(one)[0] and not rule.whole(one)[0] for rule in rules)
 
 
 def _live(entries: Entries, manifest: Manifest, behind: int) -> _Level:
