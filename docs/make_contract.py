@@ -25,7 +25,7 @@ PAGES: Final = (
     "offload/contracts/offloader.py",
     "offload/model/attempt.py",
 )
-OWN: Final = frozenset({"Body.of", "Body.check_size", "check_key", "EntryView"})
+OWN: Final = frozenset({"Body.of", "Body.check_size", "begin_upload", "check_key", "EntryView"})
 """The names in these modules that the framework implements itself, as it does `__aenter__`.
 
 No backend does.

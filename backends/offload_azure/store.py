@@ -21,7 +21,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from typing import Any, Final, NoReturn, TypeVar
@@ -31,9 +31,11 @@ from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, St
 from azure.storage.blob.aio import BlobClient
 from offload_cloud.direct import DirectReply
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
+from offload_cloud.metadata import beside, left_for_metadata
 from offload_cloud.ranges import asked_for, exactly
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
@@ -42,7 +44,7 @@ from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained
 from offload_azure.listing import FOLDER, Listing
-from offload_azure.options import PART_SIZE_BYTES_MAX, AzureOptions
+from offload_azure.options import METADATA_SIZE_BYTES_MAX, PART_SIZE_BYTES_MAX, AzureOptions
 from offload_azure.sums import md5_of
 from offload_azure.upload import AzureUpload, create_of_a_block
 
@@ -105,16 +107,18 @@ class AzureStore(ObjectStore):
             delete_batch_max=1,
             server_checksum="md5",
             keys_refused=KEYS_REFUSED,
+            metadata_size_bytes_max=left_for_metadata(METADATA_SIZE_BYTES_MAX, self.options.metadata),
         )
 
     async def put(self, key: str, body: Body) -> None:
         """Send one Put Blob, or blocks if the object is large. Holds it, or a few parts, in memory."""
         check(key)
+        metadata = check_metadata(body.metadata, self.capabilities)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
             windows, _ = await windows_in_memory(body)
             blob = await self.data_blob(key)
-            await self._put(blob, key, windows, what="store", overwrite=True, **self.kept)
+            await self._put(blob, key, windows, what="store", overwrite=True, **self.described(metadata))
         else:
             # Azure takes 50,000 blocks at most, so the blocks of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
@@ -161,6 +165,11 @@ class AzureStore(ObjectStore):
         check(key)
         return None
 
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        """Send one HEAD. Raises `NotFound`."""
+        seen = await self._properties(check(key))
+        return read_metadata((seen.metadata or {}).items(), where=f"{self.url}: {key!r}")
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Send List Blobs, page by page. If `after` is no object, the pages before it are read as well."""
         if not _begins_a_key(prefix):
@@ -206,9 +215,13 @@ class AzureStore(ObjectStore):
             # The port raises one error, not a group.
             raise errors.exceptions[0] from None
 
-    async def start_upload(self, key: str) -> Upload:
-        """Begin an upload, without a request: the service knows it from its first block on."""
-        return AzureUpload(self, check(key))
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        """Begin an upload, without a request: the service knows it from its first block on.
+
+        The metadata is sent with the list of blocks, which makes the object.
+        """
+        described = self.described(check_metadata(metadata, self.capabilities))
+        return AzureUpload(self, check(key), described)
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -249,8 +262,14 @@ class AzureStore(ObjectStore):
         scope = self.options.encryption_scope
         return self._keyed | ({"encryption_scope": scope} if scope else {})
 
+    def described(self, metadata: Mapping[str, str]) -> dict[str, Any]:
+        """Return the settings of an object with this metadata. It precedes that of the options."""
+        if not metadata:
+            return self._kept
+        return {**self._kept, "metadata": beside(metadata, self.options.metadata)}
+
     @cached_property
-    def kept(self) -> dict[str, Any]:
+    def _kept(self) -> dict[str, Any]:
         """The access tier, tags and metadata of fragments, as settings of a request."""
         options = self.options
         wanted = {

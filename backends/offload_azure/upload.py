@@ -8,7 +8,8 @@ refused (InvalidBlockList), and nothing of it is stored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from azure.core import MatchConditions
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class AzureUpload(Upload):
     """An upload that `AzureStore.start_upload` made."""
 
-    def __init__(self, store: AzureStore, key: str) -> None:
-        self._store, self._key = store, key
+    def __init__(self, store: AzureStore, key: str, described: Mapping[str, Any]) -> None:
+        """`described` has the settings of the object, for the request that makes it."""
+        self._store, self._key, self._described = store, key, described
         self._uid = uuid4().hex
         self._numbers: set[int] = set()
 
@@ -41,7 +43,7 @@ class AzureUpload(Upload):
         blob = await self._store.blob(self._key)
         # The list has the blocks in the order of their numbers, whatever order they arrived in.
         names = [BlobBlock(self._name(number)) for number in part_numbers(self._numbers, self._key)]
-        call = blob.commit_block_list(names, **self._store.encrypted, **self._store.kept)
+        call = blob.commit_block_list(names, **self._store.encrypted, **self._described)
         await self._store.ask(call, f"store {self._key!r} of its parts", mutation=True)
 
     async def abort(self) -> None:

@@ -32,12 +32,14 @@ from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 from offload_cloud.long_reads import LongReads, RangeReply
+from offload_cloud.metadata import beside, left_for_metadata
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import Misuse, NotFound, OffloadError, TryAgain
+from offload.errors import Corrupt, Misuse, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, windows_in_memory
@@ -45,7 +47,7 @@ from offload.store.spans import clip
 from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
-from offload_gcs.options import GcsOptions
+from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.upload import put_resumable
 
@@ -99,6 +101,7 @@ class GcsStore(ObjectStore):
             delete_batch_max=1,
             server_checksum="crc32c",
             keys_refused="[\r\n]",
+            metadata_size_bytes_max=left_for_metadata(METADATA_SIZE_BYTES_MAX, self._options.metadata),
         )
 
     async def put(self, key: str, body: Body) -> None:
@@ -106,13 +109,14 @@ class GcsStore(ObjectStore):
         asked = Asked(
             what=f"store {key!r}", permission="storage.objects.create", key=checked(key), mutation=True
         )
+        extra = self._described(check_metadata(body.metadata, self.capabilities))
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # One request sends the checksum before the first byte, so the whole body must be in memory. It
             # has no condition, so that a repeated put replaces the first one.
             windows, checksum = await windows_in_memory(body)
-            await self._upload(asked, windows, checksum, extra=self._fragment)
+            await self._upload(asked, windows, checksum, extra=extra)
         else:
-            await put_resumable(self, asked, body)
+            await put_resumable(self, asked, body, extra=extra)
 
     async def create(self, key: str, data: bytes) -> None:
         """Send one request with `ifGenerationMatch=0`, which means that no object may exist."""
@@ -159,6 +163,20 @@ class GcsStore(ObjectStore):
             "crc32c"
         )
         return read_checksum(stored) if stored else None
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        """Send one request for the object's metadata. Raises `NotFound`."""
+        asked = Asked(
+            what=f"ask for the metadata of {key!r}",
+            permission="storage.objects.get",
+            key=checked(key),
+            of_object=True,
+        )
+        reply = await self.ask(asked, "GET", self._object(key, fields="metadata"))
+        found, where = self._decoded(reply, asked).get("metadata") or {}, f"{self.url}: {key!r}"
+        if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
+            raise Corrupt("metadata", where, expected="texts by name", found=type(found).__name__)
+        return read_metadata(found.items(), where=where)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Send objects.list, page by page."""
@@ -211,7 +229,7 @@ class GcsStore(ObjectStore):
             first = errors.exceptions[0]
             raise first from first.__cause__
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Raise `Misuse`: an upload of this service takes no parts in any order."""
         checked(key)
         raise Misuse(f"{self.url} takes no uploads in parts: `put` stores an object of any size")
@@ -254,9 +272,11 @@ class GcsStore(ObjectStore):
         assert self._direct is not None, "only the byte transport has replies whose bodies are on their way"
         return await self._direct.read(self._content(key), span, where=f"{self.url}: {key!r}")
 
-    async def begin(self, asked: Asked, *, size_bytes: int, checksum: int) -> str:
+    async def begin(
+        self, asked: Asked, *, size_bytes: int, checksum: int, extra: Mapping[str, Any] | None = None
+    ) -> str:
         """Begin a resumable upload of a fragment. Return the URL of its session, which is a secret."""
-        resource = described(asked.key, checksum, self._fragment)
+        resource = described(asked.key, checksum, extra or self._fragment)
         url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
         headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
         reply = await self.ask(asked, "POST", url, headers=headers, body=[resource])
@@ -328,6 +348,12 @@ class GcsStore(ObjectStore):
     def _encryption(self) -> dict[str, str]:
         """The parameters that encrypt every object at rest. A bucket's policy may refuse other objects."""
         return given(kmsKeyName=self._options.kms_key_name)
+
+    def _described(self, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return the fields of an object with this metadata. It precedes that of the options."""
+        if not metadata:
+            return self._fragment
+        return {**self._fragment, "metadata": beside(metadata, self._options.metadata)}
 
     @cached_property
     def _fragment(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ as the protocol demands. This is no retry: no request is sent twice.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from offload.contracts.store import Body
 from offload.errors import Misuse, OffloadError, OutcomeUnknown
@@ -30,9 +31,13 @@ CHUNK_SIZE_BYTES: Final = 16 * 2**20
 _HELD: Final = re.compile(r"bytes=0-(\d+)")
 
 
-async def put_resumable(store: GcsStore, asked: Asked, body: Body) -> None:
-    """Store a body as one resumable upload. Reads its windows twice: the checksum must be sent first."""
-    session = await store.begin(asked, size_bytes=body.size_bytes, checksum=await _checksum_of(body))
+async def put_resumable(store: GcsStore, asked: Asked, body: Body, *, extra: Mapping[str, Any]) -> None:
+    """Store a body as one resumable upload. Reads its windows twice: the checksum must be sent first.
+
+    `extra` has the fields of the object's description besides its name and checksum.
+    """
+    checksum = await _checksum_of(body)
+    session = await store.begin(asked, size_bytes=body.size_bytes, checksum=checksum, extra=extra)
     try:
         await _send(store, asked, session, body)
     except BaseException:

@@ -29,13 +29,14 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
 from offload.store.buffers import BufferPool
@@ -91,8 +92,13 @@ class PosixStore(ObjectStore):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """Write, sync, rename. While one window is written, the next one is fetched."""
+        """Write, sync, rename. While one window is written, the next one is fetched.
+
+        Raises `Misuse` for metadata, before anything is written: a file has no place for it that survives a
+        copy of the folder.
+        """
         parts = _parts(key)
+        check_metadata(body.metadata, self.capabilities)
         staged = Staged()
         try:
             # `finish` also waits when the task is cancelled: a thread that still writes holds the descriptor,
@@ -132,9 +138,10 @@ class PosixStore(ObjectStore):
         for folder, group in groupby(sorted(map(_parts, keys)), key=lambda parts: parts[:-1]):
             await self._pool.finish(self._unlink, folder, [parts[-1] for parts in group])
 
-    async def start_upload(self, key: str) -> Upload:
-        """Stage a file for the parts."""
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        """Stage a file for the parts. Raises `Misuse` for metadata, as `put`."""
         parts = _parts(key)
+        check_metadata(metadata, self.capabilities)
         staged = Staged()
         try:
             await self._pool.finish(self._open, staged)

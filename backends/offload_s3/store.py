@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import UTC
 from functools import cached_property, partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -31,11 +31,13 @@ import s3fs
 from botocore.exceptions import ClientError
 from offload_cloud.bodies import sliced
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
+from offload_cloud.metadata import beside, left_for_metadata
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
 from offload_cloud.sums import check_sum
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.store import (
     Body,
     Buffer,
@@ -47,14 +49,14 @@ from offload.contracts.store import (
     Upload,
     check_key,
 )
-from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Corrupt, Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
 from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, status_of
-from offload_s3.options import S3Options
+from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
 from offload_s3.upload import S3Upload
 
 T = TypeVar("T")
@@ -113,16 +115,18 @@ class S3Store(ObjectStore):
             create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=DELETE_BATCH_MAX,
             server_checksum="crc32c",
+            metadata_size_bytes_max=left_for_metadata(METADATA_SIZE_BYTES_MAX, self.options.metadata),
         )
 
     async def put(self, key: str, body: Body) -> None:
         """Send one PUT, or parts if the object is large. Holds the object or a few parts of it in memory."""
         check_key(key)
+        metadata = check_metadata(body.metadata, self.capabilities)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # Without a condition: `RetryingStore` repeats a put whose outcome is unknown. A condition would
             # refuse the repeat if the first put had arrived.
             windows, checksum = await windows_in_memory(body)
-            await self._put(key, windows, checksum, what="store")
+            await self._put(key, windows, checksum, what="store", **self._described(metadata))
         else:
             # S3 takes 10,000 parts at most, so the parts of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
@@ -132,7 +136,7 @@ class S3Store(ObjectStore):
         """Send one PUT with `If-None-Match: *`."""
         check_create(key, data, self.capabilities)
         # Never in parts: the object must appear by one request, which either finds the key free or fails.
-        await self._put(check_key(key), [data], crc32c(data), what="create", IfNoneMatch="*")
+        await self._put(check_key(key), [data], crc32c(data), what="create", creates=True)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
@@ -159,25 +163,39 @@ class S3Store(ObjectStore):
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Send HeadObject. Return None if the store has only a checksum of the parts' checksums."""
+        reply = await self._head(key, f"ask for the checksum of {key!r}", ChecksumMode="ENABLED")
+        stored = checksum_in(reply)
+        return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        """Send HeadObject. Raises `NotFound`, and `Corrupt` if a header is not UTF-8."""
+        where = f"{self.url}: {key!r}"
+        try:
+            reply = await self._head(key, f"ask for the metadata of {key!r}")
+        except TryAgain as exc:
+            # The client takes such a header for a broken connection. But the next reply has it too.
+            if exc.__cause__ is not None and isinstance(exc.__cause__.__context__, UnicodeDecodeError):
+                raise Corrupt("metadata", where, expected="UTF-8", found="other bytes") from exc
+            raise
+        return read_metadata(reply.get("Metadata", {}).items(), where=where)
+
+    async def _head(self, key: str, what: str, **wanted: str) -> Any:
         client = await self.client()
         call = client.head_object(
-            Bucket=self.bucket, Key=check_key(key), ChecksumMode="ENABLED", **self._keyed, **self._payer
+            Bucket=self.bucket, Key=check_key(key), **wanted, **self._keyed, **self._payer
         )
         try:
-            stored = checksum_in(await self.ask(call, f"ask for the checksum of {key!r}", key=key))
+            return await self.ask(call, what, key=key)
         except Denied as exc:
             # The reply to a HEAD has no body, and some servers send no S3 header with a 404. `failures` takes
             # such a reply for that of a web server, because nothing in it shows the difference.
             if isinstance(exc.__cause__, ClientError) and status_of(exc.__cause__) == NOT_FOUND:
                 raise NotFound(key, store=self.url) from exc.__cause__
             raise
-        return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
 
     async def retained(self, key: str) -> str | None:
         """Send HeadObject. It names the version, if the bucket keeps versions, and the lock on it."""
-        client = await self.client()
-        call = client.head_object(Bucket=self.bucket, Key=check_key(key), **self._keyed, **self._payer)
-        reply = await self.ask(call, f"ask for the version of {key!r}", key=key)
+        reply = await self._head(key, f"ask for the version of {key!r}")
         if reply.get("VersionId") in {None, "null"}:
             return None
         until = reply.get("ObjectLockRetainUntilDate")
@@ -233,15 +251,16 @@ class S3Store(ObjectStore):
                 refused = ClientError({"Error": error}, "DeleteObjects")
                 raise explained(refused, what=f"delete {error.get('Key')!r}", where=self.url, mutation=True)
 
-    async def start_upload(self, key: str) -> Upload:
-        """Send CreateMultipartUpload."""
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        """Send CreateMultipartUpload, which has the metadata of the whole object."""
+        described = self._described(check_metadata(metadata, self.capabilities))
         client = await self.client()
         call = client.create_multipart_upload(
             Bucket=self.bucket,
             Key=check_key(key),
             ChecksumAlgorithm="CRC32C",
             **self._encrypted,
-            **self._kept,
+            **described,
             **self._keyed,
             **self._payer,
         )
@@ -322,18 +341,25 @@ class S3Store(ObjectStore):
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
     async def _put(
-        self, key: str, windows: Sequence[Buffer], checksum: int, *, what: str, **conditions: str
+        self,
+        key: str,
+        windows: Sequence[Buffer],
+        checksum: int,
+        *,
+        what: str,
+        creates: bool = False,
+        **described: Any,
     ) -> None:
-        client = await (self.client() if conditions else self.data_client())
+        client = await (self.client() if creates else self.data_client())
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
             Body=sliced(windows),
             ChecksumAlgorithm="CRC32C",  # a bucket with an object lock may look for this header alone
             ChecksumCRC32C=written(checksum),
-            **conditions,
+            **({"IfNoneMatch": "*"} if creates else {}),
             **self._encrypted,
-            **(self._kept if not conditions else {}),  # a create is a root or an anchor, and no fragment
+            **described,
             **self._keyed,
             **self._payer,
         )
@@ -397,6 +423,12 @@ class S3Store(ObjectStore):
             SSEKMSKeyId=options.sse_kms_key_id,
             BucketKeyEnabled=options.sse_bucket_key,
         )
+
+    def _described(self, metadata: Mapping[str, str]) -> dict[str, Any]:
+        """Return the parameters of an object with this metadata. It precedes that of the options."""
+        if not metadata:
+            return self._kept
+        return {**self._kept, "Metadata": beside(metadata, self.options.metadata)}
 
     @cached_property
     def _kept(self) -> dict[str, Any]:

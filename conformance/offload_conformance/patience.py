@@ -18,6 +18,7 @@ from uuid import UUID
 from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer, ObjectStore, Upload
 from offload.errors import Throttled, TryAgain
@@ -74,9 +75,9 @@ class PatientStore(RetryingStore):
         for name in await self.retry("list", whole):
             yield name
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Start an upload whose calls are repeated."""
-        return _PatientUpload(await super().start_upload(key), self)
+        return _PatientUpload(await super().start_upload(key, metadata=metadata), self)
 
 
 class _PatientUpload(UploadDecorator):

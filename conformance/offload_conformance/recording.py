@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.prefix import PrefixStore
@@ -90,6 +101,11 @@ class RecordingStore(StoreDecorator):
         self._account.note()
         return await self.inner.stored_crc32c(key)
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Count the request, and pass the call on."""
+        self._account.note()
+        return await self.inner.metadata_of(key)
+
     async def retained(self, key: str) -> str | None:
         """Count the request, and pass the call on."""
         self._account.note()
@@ -110,10 +126,10 @@ class RecordingStore(StoreDecorator):
         self._account.note()
         await self.inner.delete(keys)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Note the key, and pass the call on."""
         self._account.note(key)
-        return RecordingUpload(await self.inner.start_upload(key), self._account)
+        return RecordingUpload(await begin_upload(self.inner, key, metadata), self._account)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Count the request, and pass the call on."""

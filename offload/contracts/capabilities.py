@@ -74,6 +74,12 @@ class Capabilities:
     keys_refused: str | None = None
     """A regular expression. A key in which it matches is `Misuse`. None: all keys are accepted."""
 
+    metadata_size_bytes_max: int = 0
+    """The most metadata of one object, as `object_metadata.metadata_size` counts. More is `Misuse`.
+
+    0: the store keeps none.
+    """
+
     def behind(self, prefix: str) -> Capabilities:
         """Return these capabilities with keys that are shorter by `prefix`, which precedes each key."""
         return replace(self, key_size_bytes_max=self.key_size_bytes_max - len(prefix.encode()))

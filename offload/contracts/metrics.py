@@ -104,7 +104,7 @@ class StoreMetrics:
 
     requests: Counter[str] = field(default_factory=Counter)
     """Requests that have begun, by operation: put, create, get, list, delete, start_upload, put_part,
-    complete, abort, stored_crc32c, retained."""
+    complete, abort, stored_crc32c, metadata_of, retained."""
 
     times: defaultdict[tuple[str, str], RequestTimes] = field(
         default_factory=lambda: defaultdict(RequestTimes)

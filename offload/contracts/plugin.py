@@ -40,7 +40,7 @@ __all__ = [
 
 
 PROJECT: Final = "offload"
-CONTRACT: Final = "0.2"
+CONTRACT: Final = "0.3"
 """The contract of backends, by the minor release that its clauses belong to (docs/conformance.md)."""
 
 TAKEN: Final = ("emit", "env", "fragment_size_bytes", "limits", "metrics", "uploads_max")
@@ -111,7 +111,7 @@ class Backend(Declaration):
     """Settings that an operator should make at the store itself, for `offload check`. One sentence each."""
 
     tested_against: str | None = None
-    """The contract with which it was last tested, such as `0.2`. For information: nothing is refused."""
+    """The contract with which it was last tested, such as `0.3`. For information: nothing is refused."""
 
     def __post_init__(self) -> None:
         if strange := [name for name in self.takes if name not in TAKEN]:

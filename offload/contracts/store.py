@@ -14,15 +14,27 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, cast
 
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.contracts.object_metadata import NO_METADATA
 from offload.errors import Misuse
 
-__all__ = ["Body", "Buffer", "Listed", "ObjectStore", "Span", "Suffix", "Unfinished", "Upload", "check_key"]
+__all__ = [
+    "Body",
+    "Buffer",
+    "Listed",
+    "ObjectStore",
+    "Span",
+    "Suffix",
+    "Unfinished",
+    "Upload",
+    "begin_upload",
+    "check_key",
+]
 
 
 Buffer: TypeAlias = bytes | memoryview
@@ -60,15 +72,22 @@ class Body:
     were checked, so a server that compares it also finds damage in our memory since then.
     """
 
+    metadata: Mapping[str, str] = field(default_factory=lambda: NO_METADATA, hash=False)
+    """Names and values that the store keeps with the object, by the rules of `object_metadata`.
+
+    The store keeps them as they are, only the names in lower case. It raises `Misuse` before it reads a
+    window or sends anything if it cannot.
+    """
+
     @classmethod
-    def of(cls, data: bytes) -> Body:
+    def of(cls, data: bytes, *, metadata: Mapping[str, str] = NO_METADATA) -> Body:
         """Return a body of bytes in memory."""
 
         async def once() -> AsyncIterator[bytes]:
             if data:
                 yield data
 
-        return cls(size_bytes=len(data), windows=once)
+        return cls(size_bytes=len(data), windows=once, metadata=metadata)
 
     def check_size(self, found: int, *, is_end: bool = True) -> None:
         """Raise `Misuse` if windows of `found` bytes are too long, or at their end too short."""
@@ -164,6 +183,7 @@ class ObjectStore(ABC):
     **Deletion is idempotent.** Deleting an absent object succeeds.
     **Stored checksums are true.** If `stored_crc32c` returns a number, it is the object's CRC-32C.
     **Keys are checked.** A malformed key raises `Misuse` and changes nothing.
+    **Metadata is replaced with its object.** An object has only the metadata that it was written with.
 
     `Misuse` is also raised for a negative span, for a body whose windows are not `size_bytes` long, and for a
     key that the store cannot hold beside its other keys. A file system, for example, has no `a` beside `a/b`;
@@ -214,6 +234,18 @@ class ObjectStore(ABC):
 
         For an absent object, returns None or raises `NotFound`. Optional: None if the store keeps no such
         checksum of this object. It may keep one of another object.
+        """
+        check_key(key)
+        return None
+
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Return the metadata of an object, with names in lower case. Nothing is downloaded.
+
+        It is empty if the object has none. A backend may add constants to each object, and other programs
+        write other names. If such names differ in case alone, their values are joined by commas. Raises
+        `Corrupt` if a reply has more than any store keeps.
+
+        For an absent object, returns None or raises `NotFound`. Optional: None if the store keeps none.
         """
         check_key(key)
         return None
@@ -270,8 +302,11 @@ class ObjectStore(ABC):
         """Delete these objects, any number of them. Not atomic: after an error some may be left."""
 
     @abstractmethod
-    async def start_upload(self, key: str) -> Upload:
-        """Begin a multipart upload. Raises `Misuse` if `capabilities.multipart` is False."""
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        """Begin a multipart upload. Raises `Misuse` if `capabilities.multipart` is False.
+
+        The object has this metadata, as one that is put has `Body.metadata`.
+        """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Return the unfinished uploads of keys that begin with `prefix`.
@@ -289,6 +324,17 @@ class ObjectStore(ABC):
 
     async def aclose(self) -> None:
         """Release connections and threads. Idempotent. The caller must await unfinished calls first."""
+
+
+async def begin_upload(store: ObjectStore, key: str, metadata: Mapping[str, str]) -> Upload:
+    """Begin a multipart upload on a store that may be older than metadata.
+
+    Backends for contract 0.2 have a `start_upload` that takes a key alone. So empty metadata is not passed
+    on. `LimitedStore` refuses other metadata for them.
+    """
+    if not metadata:
+        return await store.start_upload(key)
+    return await store.start_upload(key, metadata=metadata)
 
 
 def check_key(key: str) -> str:

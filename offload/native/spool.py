@@ -48,7 +48,7 @@ async def spooled(body: Body) -> AsyncIterator[Body]:
             for at in range(0, size, WINDOW_SIZE_BYTES):
                 yield await asyncio.to_thread(read, at)
 
-        yield Body(size_bytes=size, windows=windows, crc32c=body.crc32c)
+        yield Body(size_bytes=size, windows=windows, crc32c=body.crc32c, metadata=body.metadata)
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, begin_upload
 from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -147,7 +148,7 @@ class FaultyStore(StoreDecorator):
             # The bytes are read now: a request that lands late carries the bytes that it was sent with, even
             # if its sender has ended or its source has changed.
             data = b"".join([window async for window in body.windows()])
-            return partial(self.inner.put, key, Body.of(data))
+            return partial(self.inner.put, key, Body.of(data, metadata=body.metadata))
 
         await self.mutate("put", key, partial(self.inner.put, key, body), late=gather)
 
@@ -176,6 +177,13 @@ class FaultyStore(StoreDecorator):
         await self.after("stored_crc32c", key)
         return checksum
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for the metadata, or fail as the rules say."""
+        await self._begin("metadata_of", key)
+        metadata = await self.inner.metadata_of(key)
+        await self.after("metadata_of", key)
+        return metadata
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List objects. The listing may break off after one row."""
         fault = await self._begin("list", prefix)
@@ -200,10 +208,10 @@ class FaultyStore(StoreDecorator):
         keys = tuple(keys)
         await self.mutate("delete", keys[0] if keys else "", partial(self.inner.delete, keys))
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload whose calls may fail in the same ways."""
         await self._begin("start_upload", key)
-        upload = _FaultyUpload(await self.inner.start_upload(key), self, key)
+        upload = _FaultyUpload(await begin_upload(self.inner, key, metadata), self, key)
         await self.after("start_upload", key)
         return upload
 

@@ -11,11 +11,12 @@ streams of a tier are neighbours.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import (
     Body,
     Buffer,
@@ -25,6 +26,7 @@ from offload.contracts.store import (
     Suffix,
     Unfinished,
     Upload,
+    begin_upload,
     check_key,
 )
 from offload.errors import AlreadyExists, NotFound
@@ -79,6 +81,13 @@ class HashedStore(StoreDecorator):
         except NotFound as error:
             raise NotFound(key, store=self.url) from error
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for the metadata of the object in the key's folder."""
+        try:
+            return await self.inner.metadata_of(_placed(key))
+        except NotFound as error:
+            raise NotFound(key, store=self.url) from error
+
     async def retained(self, key: str) -> str | None:
         """Ask about the object in the key's folder."""
         try:
@@ -115,9 +124,9 @@ class HashedStore(StoreDecorator):
         """Delete from the keys' folders."""
         await self.inner.delete([_placed(key) for key in keys])
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload in the key's folder."""
-        return await self.inner.start_upload(_placed(key))
+        return await begin_upload(self.inner, _placed(key), metadata)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """List those of one folder if the prefix has a whole first part, else those of all, and lone ones."""

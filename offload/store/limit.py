@@ -6,6 +6,7 @@ uploads), down are those that read it.
 - The deadline of a request starts when it gets its turn.
 - A request that exceeds its deadline is cancelled. A read then raises `TryAgain`, and so does the wait for a
   row of a listing. A mutation raises `OutcomeUnknown`, because the store may have applied it.
+- Metadata that the store does not keep is refused, also if the backend would drop it.
 - A store that throttles lowers the bound of that direction (`turns`).
 """
 
@@ -13,12 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.opening import RequestLimits
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.rate import Rate
 from offload.store.turns import Turns
@@ -54,6 +66,8 @@ class LimitedStore(StoreDecorator):
 
     async def put(self, key: str, body: Body) -> None:
         """Put the object in turn."""
+        # Backends check it too, but one that is older than metadata would store the object without it.
+        check_metadata(body.metadata, self.capabilities)
         # Paid before the turn, here and below: a request that waits for its rate holds no turn.
         if not body.is_bound:
             await self.up.pay(body.size_bytes)
@@ -98,6 +112,12 @@ class LimitedStore(StoreDecorator):
         what = f"checksum of {key!r}"
         return await self.limit(self.down, lambda: self.inner.stored_crc32c(key), what, TryAgain)
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for the metadata in turn."""
+        await self.down.pay(0)
+        what = f"metadata of {key!r}"
+        return await self.limit(self.down, lambda: self.inner.metadata_of(key), what, TryAgain)
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List objects. Each row takes a turn of its own, so a slow consumer holds none between rows."""
         await self.down.pay(0)
@@ -122,11 +142,14 @@ class LimitedStore(StoreDecorator):
         what = f"delete of {len(keys)} objects"
         await self.limit(self.up, lambda: self.inner.delete(keys), what, OutcomeUnknown)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload in turn. Each of its calls takes a turn too."""
+        check_metadata(metadata, self.capabilities)
         await self.up.pay(0)
         what = f"upload of {key!r}"
-        begun = await self.limit(self.up, lambda: self.inner.start_upload(key), what, OutcomeUnknown)
+        begun = await self.limit(
+            self.up, lambda: begin_upload(self.inner, key, metadata), what, OutcomeUnknown
+        )
         return _LimitedUpload(begun, self, key)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:

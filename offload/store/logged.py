@@ -10,11 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar, cast
 
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -59,6 +70,11 @@ class LoggedStore(StoreDecorator):
         with _told(self._clock, f"ask for the CRC-32C of {key}"):
             return await self.inner.stored_crc32c(key)
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for the metadata, and log the request."""
+        with _told(self._clock, f"ask for the metadata of {key}"):
+            return await self.inner.metadata_of(key)
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List objects, and log the number of rows that were taken.
 
@@ -81,10 +97,10 @@ class LoggedStore(StoreDecorator):
         with _told(self._clock, f"delete {' '.join(keys)}"):
             await self.inner.delete(keys)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload, and log the request. The upload logs its own requests."""
         with _told(self._clock, f"start upload {key}"):
-            return _LoggedUpload(await self.inner.start_upload(key), key, self._clock)
+            return _LoggedUpload(await begin_upload(self.inner, key, metadata), key, self._clock)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """List unfinished uploads, and log the request."""

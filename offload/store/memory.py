@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 from uuid import uuid4
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound
@@ -21,7 +22,22 @@ from offload.store.spans import clip
 __all__ = ["MemoryStore"]
 
 
+KEPT_METADATA_SIZE_BYTES_MAX: Final = 8 * 2**10
+"""As much as GCS and Azure keep."""
+
 _CREATING: Final = threading.Lock()  # the check and the store of a create are one step, also between threads
+
+
+class _Described(bytes):
+    """The bytes of an object with metadata. Stores that share a dict of objects share their metadata too."""
+
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, data: bytes, metadata: Mapping[str, str]) -> _Described:
+        described = cls(data)
+        described.metadata = metadata
+        return described
 
 
 class MemoryStore(ObjectStore):
@@ -56,16 +72,18 @@ class MemoryStore(ObjectStore):
             unsized_put=True,
             durable=False,
             one_process=True,
+            metadata_size_bytes_max=KEPT_METADATA_SIZE_BYTES_MAX,
         )
 
     async def put(self, key: str, body: Body) -> None:
         """Gather the windows, then store them in one step."""
         check_key(key)
+        metadata = check_metadata(body.metadata, self.capabilities)
         data = b"".join([window async for window in body.windows()])
         body.check_size(len(data))
         # The only wait is before the object is stored: readers see the old object or the new one.
         await asyncio.sleep(0)
-        self.objects[key] = data
+        self.objects[key] = _Described.of(data, metadata) if metadata else data
 
     async def create(self, key: str, data: bytes) -> None:
         """Store `data` unless the key exists."""
@@ -85,6 +103,15 @@ class MemoryStore(ObjectStore):
         data = self.objects[key]
         start, end = clip(span, len(data))
         return data[start:end]
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        """Return the metadata of an object. Raises `NotFound`."""
+        check_key(key)
+        await asyncio.sleep(0)
+        if key not in self.objects:
+            raise NotFound(key, store=self._url)
+        data = self.objects[key]
+        return {**data.metadata} if isinstance(data, _Described) else {}
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List the objects as they were when the listing began."""
@@ -112,10 +139,12 @@ class MemoryStore(ObjectStore):
         for key in keys:
             self.objects.pop(key, None)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload. Its parts are not in `objects` until it completes."""
+        check_metadata(metadata, self.capabilities)
         upload_id = str(uuid4())
-        self._unfinished[upload_id] = upload = _MemoryUpload(self, check_key(key), upload_id)
+        upload = _MemoryUpload(self, check_key(key), upload_id, {**metadata})
+        self._unfinished[upload_id] = upload
         return upload
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -134,12 +163,12 @@ class MemoryStore(ObjectStore):
 
 
 class _MemoryUpload(Upload):
-    __slots__ = ("_id", "_over", "_parts", "_store", "key", "started_ms")
+    __slots__ = ("_id", "_metadata", "_over", "_parts", "_store", "key", "started_ms")
 
-    def __init__(self, store: MemoryStore, key: str, upload_id: str) -> None:
+    def __init__(self, store: MemoryStore, key: str, upload_id: str, metadata: Mapping[str, str]) -> None:
         self._store = store
         self._id = upload_id
-        self.key = key
+        self.key, self._metadata = key, metadata
         self.started_ms = store._now_ms()
         self._parts: dict[int, bytes] = {}
         self._over = False
@@ -159,7 +188,8 @@ class _MemoryUpload(Upload):
         if any(size != sizes[0] for size in sizes[:-1]) or sizes[-1] > sizes[0]:
             raise Misuse(f"the parts of {self.key!r} have different sizes: {sizes}")
         # Ended after the put: if the put is cancelled, the upload can still be completed or aborted.
-        await self._store.put(self.key, Body.of(b"".join(self._parts[number] for number in numbers)))
+        data = b"".join(self._parts[number] for number in numbers)
+        await self._store.put(self.key, Body.of(data, metadata=self._metadata))
         self._end()
 
     async def abort(self) -> None:

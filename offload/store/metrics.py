@@ -12,7 +12,7 @@ Counting costs 1 to 2 microseconds for a request, and 0.2 for a row of a listing
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,7 +20,18 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from offload.contracts.metrics import StoreMetrics, outcome_of
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import OffloadError
 from offload.store.wrap import StoreDecorator, UploadDecorator
 from offload.tracing import is_tracing, span
@@ -102,6 +113,11 @@ class MeteredStore(StoreDecorator):
         with _Request(self, "stored_crc32c", key):
             return await self.inner.stored_crc32c(key)
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Count the request."""
+        with _Request(self, "metadata_of", key):
+            return await self.inner.metadata_of(key)
+
     async def retained(self, key: str) -> str | None:
         """Count the request."""
         with _Request(self, "retained", key):
@@ -120,10 +136,10 @@ class MeteredStore(StoreDecorator):
         with _Request(self, "delete", keys[0] if keys else ""):
             await self.inner.delete(keys)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Count the request. The upload counts its own requests."""
         with _Request(self, "start_upload", key):
-            inner = await self.inner.start_upload(key)
+            inner = await begin_upload(self.inner, key, metadata)
         return _MeteredUpload(inner, self, key)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:

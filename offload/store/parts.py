@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Buffer, ObjectStore
+from offload.contracts.store import Body, Buffer, ObjectStore, begin_upload
 from offload.errors import Misuse
 from offload.formats.checksums import crc32c
 
@@ -61,7 +61,7 @@ async def put_in_parts(
 
     Up to `at_once` + 1 parts are in memory.
     """
-    upload = await store.start_upload(key)
+    upload = await begin_upload(store, key, body.metadata)
     try:
         turns = asyncio.Semaphore(at_once)
 

@@ -6,11 +6,12 @@ valid key has a part `..`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import (
     Body,
     Buffer,
@@ -20,6 +21,7 @@ from offload.contracts.store import (
     Suffix,
     Unfinished,
     Upload,
+    begin_upload,
     check_key,
 )
 from offload.errors import AlreadyExists, NotFound
@@ -75,6 +77,11 @@ class PrefixStore(StoreDecorator):
         with self._naming(key):
             return await self.inner.stored_crc32c(self._full(key))
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for metadata below the prefix."""
+        with self._naming(key):
+            return await self.inner.metadata_of(self._full(key))
+
     async def retained(self, key: str) -> str | None:
         """Ask about an object below the prefix."""
         with self._naming(key):
@@ -97,9 +104,9 @@ class PrefixStore(StoreDecorator):
         """Delete below the prefix."""
         await self.inner.delete([self._full(key) for key in keys])
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload below the prefix."""
-        return await self.inner.start_upload(self._full(key))
+        return await begin_upload(self.inner, self._full(key), metadata)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Return the unfinished uploads of keys below the prefix."""

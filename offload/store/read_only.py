@@ -5,8 +5,9 @@ Invariant: no request that could change the inner store reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, ObjectStore, Unfinished, Upload
 from offload.errors import OffloadError
 from offload.store.wrap import StoreDecorator
@@ -34,7 +35,7 @@ class ReadOnlyStore(StoreDecorator):
         if keys:
             raise self._refusal()
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Refuse."""
         raise self._refusal()
 

@@ -5,10 +5,11 @@ Invariant: what exceeds a limit of the service is refused with `Misuse` before a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.records import RecordService
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound
@@ -48,6 +49,7 @@ class RecordStore(ObjectStore):
         """Gather the windows, then store them in one request."""
         raw = self._checked(key)
         self._check_size(key, body.size_bytes)
+        check_metadata(body.metadata, self.capabilities)
         data = b"".join([window async for window in body.windows()])
         body.check_size(len(data))
         await self._service.put(raw, data)
@@ -94,7 +96,7 @@ class RecordStore(ObjectStore):
         for start in range(0, len(raw), most):
             await self._service.delete(raw[start : start + most])
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Refuse: a record is stored in one request."""
         self._checked(key)
         raise Misuse(f"{self.url} has no multipart uploads")

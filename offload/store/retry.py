@@ -25,13 +25,24 @@ import logging
 import math
 import random as randomness
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from offload.contracts.events import Event, Waiting
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -135,6 +146,10 @@ class RetryingStore(StoreDecorator):
         """Ask for the checksum. Repeats after a refusal."""
         return await self.retry("stored_crc32c", lambda: self.inner.stored_crc32c(key))
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask for the metadata. Repeats after a refusal."""
+        return await self.retry("metadata_of", lambda: self.inner.metadata_of(key))
+
     async def retained(self, key: str) -> str | None:
         """Ask whether bytes are kept after a deletion. Repeats after a refusal."""
         return await self.retry("retained", lambda: self.inner.retained(key))
@@ -181,13 +196,14 @@ class RetryingStore(StoreDecorator):
                 attempts.answered()
                 return
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload.
 
         Repeats after a refusal, so an earlier attempt may leave an upload that nobody uses.
         """
         # The store can list such an upload (`unfinished_uploads`), and a sweep aborts it later.
-        return _RetryingUpload(await self.retry("start_upload", lambda: self.inner.start_upload(key)), self)
+        begun = await self.retry("start_upload", lambda: begin_upload(self.inner, key, metadata))
+        return _RetryingUpload(begun, self)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """List unfinished uploads. Repeats after a refusal."""

@@ -9,11 +9,22 @@ listed or deleted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import Misuse
 from offload.store.merge import merged
 from offload.store.wrap import StoreDecorator
@@ -56,6 +67,7 @@ class SplitStore(StoreDecorator):
             # Keys of both sides begin with the stream's name, so the shorter limit holds for all.
             key_size_bytes_max=min(data.key_size_bytes_max, commits.key_size_bytes_max),
             durable=data.durable and commits.durable,
+            metadata_size_bytes_max=min(data.metadata_size_bytes_max, commits.metadata_size_bytes_max),
         )
 
     async def put(self, key: str, body: Body) -> None:
@@ -76,6 +88,10 @@ class SplitStore(StoreDecorator):
     async def stored_crc32c(self, key: str) -> int | None:
         """Ask the object's side for the checksum."""
         return await self._home(key).stored_crc32c(key)
+
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Ask the object's side for the metadata."""
+        return await self._home(key).metadata_of(key)
 
     async def retained(self, key: str) -> str | None:
         """Ask the object's side."""
@@ -111,9 +127,9 @@ class SplitStore(StoreDecorator):
             if mine:
                 await store.delete(mine)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload on the key's side."""
-        return await self._home(key).start_upload(key)
+        return await begin_upload(self._home(key), key, metadata)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Return the unfinished uploads of both sides, each on the side to which its key belongs."""

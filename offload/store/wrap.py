@@ -6,10 +6,21 @@ method of the port fails here first, because this class would stay abstract with
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.store import (
+    Body,
+    Buffer,
+    Listed,
+    ObjectStore,
+    Span,
+    Suffix,
+    Unfinished,
+    Upload,
+    begin_upload,
+)
 from offload.errors import OffloadError
 
 __all__ = ["StoreDecorator", "UploadDecorator"]
@@ -49,6 +60,10 @@ class StoreDecorator(ObjectStore):
         """Forward to `inner`."""
         return await self.inner.stored_crc32c(key)
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        """Forward to `inner`."""
+        return await self.inner.metadata_of(key)
+
     async def retained(self, key: str) -> str | None:
         """Forward to `inner`."""
         return await self.inner.retained(key)
@@ -65,9 +80,9 @@ class StoreDecorator(ObjectStore):
         """Forward to `inner`."""
         await self.inner.delete(keys)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Forward to `inner`."""
-        return await self.inner.start_upload(key)
+        return await begin_upload(self.inner, key, metadata)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Forward to `inner`."""

@@ -9,6 +9,7 @@ from contract.bugs import Bug
 from contract.capability_bugs import CAPABILITY_BUGS
 from contract.error_bugs import ERROR_BUGS
 from contract.key_bugs import KEY_BUGS
+from contract.metadata_bugs import METADATA_BUGS
 from contract.part_bugs import PART_BUGS
 from contract.process_bugs import PROCESS_BUGS
 from contract.store_bugs import STORE_BUGS
@@ -21,4 +22,5 @@ ALL_STORE_BUGS: Final[list[Bug]] = [
     *ERROR_BUGS,
     *CAPABILITY_BUGS,
     *BREADTH_BUGS,
+    *METADATA_BUGS,
 ]

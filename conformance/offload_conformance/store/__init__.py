@@ -13,6 +13,7 @@ from offload_conformance.store.errors import ErrorClauses
 from offload_conformance.store.keys import KeyClauses
 from offload_conformance.store.listings import ListingClauses
 from offload_conformance.store.manners import StoreMannerClauses
+from offload_conformance.store.metadata import MetadataClauses
 from offload_conformance.store.model import ModelClauses
 from offload_conformance.store.parts import PartsClauses
 from offload_conformance.store.puts import PutClauses
@@ -29,6 +30,7 @@ class StoreConformance(
     StoreReadClauses,
     DeletionClauses,
     KeyClauses,
+    MetadataClauses,
     PartsClauses,
     ErrorClauses,
     StoreMannerClauses,

@@ -49,12 +49,13 @@ UNREACHABLE: Final[dict[str, tuple[bool, Callable[[ObjectStore], Coroutine[Any, 
     "list": (False, lambda store: listed(store)),
     "level": (False, lambda store: level(store, "")),
     "stored_crc32c": (False, lambda store: store.stored_crc32c("key")),
+    "metadata_of": (False, lambda store: store.metadata_of("key")),
     "retained": (False, lambda store: store.retained("key")),
     "unfinished_uploads": (False, lambda store: unfinished(store, "")),
 }
 """Every method of a store: True if it changes something, and a call of it."""
 
-OPTIONAL: Final = ("stored_crc32c", "retained", "unfinished_uploads")
+OPTIONAL: Final = ("stored_crc32c", "metadata_of", "retained", "unfinished_uploads")
 """Methods that need not ask the server, because they are allowed to know nothing."""
 
 

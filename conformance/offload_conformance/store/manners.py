@@ -57,6 +57,7 @@ CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object
     "create": lambda store: create_of_any(store),
     "delete": lambda store: store.delete(["put"]),
     "stored_crc32c": lambda store: store.stored_crc32c("large"),
+    "metadata_of": lambda store: store.metadata_of("large"),
     "unfinished_uploads": lambda store: unfinished(store),
 }
 
@@ -189,6 +190,7 @@ class StoreMannerClauses(StoreClauses):
             "list": lambda: listed(store),
             "level": lambda: level(store, ""),
             "stored_crc32c": lambda: store.stored_crc32c("put"),
+            "metadata_of": lambda: store.metadata_of("put"),
             "unfinished_uploads": lambda: unfinished(store),
             "delete": lambda: store.delete(["created"]),
         }

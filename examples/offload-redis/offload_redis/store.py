@@ -6,7 +6,7 @@ two creates fails. All scores are zero, which keeps the set in the order of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError
 
 from offload import Body, Capabilities, Listed, ObjectStore, Span, Suffix, Upload, errors
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import check_key
 from offload.store.spans import clip
 from offload_redis.plugin import CAPABILITIES
@@ -74,6 +75,7 @@ class RedisStore(ObjectStore):
 
     async def put(self, key: str, body: Body) -> None:
         raw, data = check_key(key).encode(), bytearray()
+        check_metadata(body.metadata, CAPABILITIES)
         async for window in body.windows():
             data += window
         if len(data) != body.size_bytes:
@@ -114,7 +116,7 @@ class RedisStore(ObjectStore):
         for raw in [check_key(key).encode() for key in keys]:
             await self._run(DELETE, raw, raw)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         check_key(key)
         raise errors.Misuse("redis:// has no multipart uploads")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from offload import errors
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
 from offload_sqlite.plugin import CAPABILITIES
@@ -61,6 +62,7 @@ class SqliteStore(ObjectStore):
     async def put(self, key: str, body: Body) -> None:
         """Gather the windows, then store them as one row."""
         raw, data = _raw(key), bytearray()
+        check_metadata(body.metadata, CAPABILITIES)
         async for window in body.windows():
             data += window
             if len(data) > body.size_bytes:  # do not gather an endless body
@@ -115,8 +117,9 @@ class SqliteStore(ObjectStore):
         rows = [(_raw(key),) for key in keys]
         await self.write(lambda db: db.executemany("DELETE FROM objects WHERE key = ?", rows))
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload. Only this connection sees its parts."""
+        check_metadata(metadata, CAPABILITIES)
         return SqliteUpload(self, _raw(key), key)
 
     async def aclose(self) -> None:

@@ -1,0 +1,206 @@
+"""The metadata of objects: kept as it is and replaced with its object, or refused before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+import pytest
+
+from offload.contracts.object_metadata import METADATA_PAIRS_MAX, metadata_size
+from offload.contracts.store import Body, ObjectStore, begin_upload
+from offload.errors import Misuse, NotFound
+from offload_conformance.asynchronous import Run
+from offload_conformance.clauses import since
+from offload_conformance.raising import raises
+from offload_conformance.store.base import DIGITS, StoreClauses, store_by
+
+SENT: Final = {
+    "Role": "data",
+    "managedLedgerName": "public/default/persistent/a-topic-partition-0",
+    "x9": "a, b; c=\"d\" 'e' %41 + \\ <&> ~ {} =?",
+}
+STORED: Final = {name.lower(): value for name, value in SENT.items()}
+
+REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
+    "no name": {"": "value"},
+    "a dash in a name": {"a-b": "value"},
+    "an underscore in a name": {"a_b": "value"},
+    "a digit first": {"1a": "value"},
+    "a space in a name": {"a b": "value"},
+    "a colon in a name": {"a:b": "value"},
+    "a line end in a name": {"a\r\nb": "value"},
+    "a name in another script": {"é": "value"},
+    "a name twice": {"Role": "one", "role": "two"},
+    "no value": {"name": ""},
+    "a line end in a value": {"name": "a\r\nx-other: b"},
+    "a line end behind a value": {"name": "value\n"},
+    "a tab in a value": {"name": "a\tb"},
+    "a NUL in a value": {"name": "a\0b"},
+    "a value in another script": {"name": "é"},
+    "a space before a value": {"name": " a"},
+    "a space behind a value": {"name": "a "},
+    "two spaces in a value": {"name": "a  b"},
+    "too many names": {f"n{number}": "v" for number in range(METADATA_PAIRS_MAX + 1)},
+}
+"""Metadata that not every store keeps as it is, by the reason."""
+
+
+class MetadataClauses(StoreClauses):
+    """The clauses on metadata. A store that declares none must refuse it."""
+
+    @since("0.3", advisory=True)
+    def test_metadata_is_kept_as_declared(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """Declared metadata is read back with names in lower case; undeclared metadata is `Misuse`.
+
+        Where it is refused, nothing is stored, and no object has metadata.
+        """
+        if not store.capabilities.metadata_size_bytes_max:
+            run(store.put("old", Body.of(DIGITS)))
+            self.all_refuse(run, store, SENT, "metadata in a store that declares none")
+            assert run(store.metadata_of("old")) in (None, {})
+            return
+        for way in ways_with_metadata(store):
+            run(stored_with(store, way, SENT))
+
+            found = run(other.metadata_of(way)) or {}
+            assert STORED.items() <= found.items(), f"the metadata of an object stored by {way}"
+            assert run(other.get(way)) == DIGITS
+        run(store.create("created", DIGITS))
+        assert not {*STORED} & {*(run(other.metadata_of("created")) or {})}
+
+    @since("0.3", advisory=True)
+    @pytest.mark.parametrize("pairs", ["one", "many"])
+    def test_metadata_may_be_as_large_as_declared(self, run: Run, store: ObjectStore, pairs: str) -> None:
+        """`metadata_size_bytes_max` bytes of metadata are kept, in one pair or in many; one more is `Misuse`.
+
+        At most 7 KiB in one value and 16 KiB in all are tested: HTTP libraries take no longer headers.
+        """
+        declared = store.capabilities.metadata_size_bytes_max
+        if not declared:
+            pytest.skip("the store declares no metadata: `metadata_is_kept_as_declared` has what it refuses")
+        most = min(declared, ONE_SIZE_BYTES_MAX if pairs == "one" else MANY_SIZE_BYTES_MAX)
+        sent = of_size(most, pairs=1 if pairs == "one" else min(most // PAIR_SIZE_BYTES, METADATA_PAIRS_MAX))
+        assert metadata_size(sent) == most
+        run(store.put("old", Body.of(DIGITS)))
+
+        for way in ways_with_metadata(store):
+            run(stored_with(store, way, sent))
+            found = run(store.metadata_of(way)) or {}
+            assert sent.items() <= found.items(), f"{most} bytes of metadata by {way}"
+        run(store.delete(ways_with_metadata(store)))
+
+        if declared == most:
+            last = [*sent][-1]
+            self.all_refuse(run, store, {**sent, last: sent[last] + "v"}, f"{most + 1} bytes of metadata")
+
+    @since("0.3", advisory=True)
+    def test_metadata_is_replaced_with_its_object(
+        self, run: Run, store: ObjectStore, other: ObjectStore
+    ) -> None:
+        """An object has only the metadata that it was written with, not that of one which it replaced.
+
+        This holds for every pair of calls, and for a client that asked before.
+        """
+        if not store.capabilities.metadata_size_bytes_max:
+            pytest.skip("the store declares no metadata")
+        ways = [*ways_with_metadata(store), "create"]
+        for number, way in enumerate(way for pair in product(ways, repeat=2) for way in pair):
+            sent = {f"only{number}": f"{number}", "both": f"{number}"} if number % 3 else {}
+            run(stored_with(store, way, sent, key="key"))
+            wanted = {} if way == "create" else sent
+            for client in (store, other):
+                found = run(client.metadata_of("key")) or {}
+                ours = {name: value for name, value in found.items() if name.startswith(("only", "both"))}
+                assert ours == wanted, f"the metadata of call {number}, by {way}"
+
+    @since("0.3", advisory=True)
+    @pytest.mark.parametrize("reason", REFUSED)
+    def test_metadata_that_some_store_cannot_keep_is_refused(
+        self, run: Run, store: ObjectStore, reason: str
+    ) -> None:
+        """Other names than letters and digits, and other values than printable ASCII, are `Misuse`.
+
+        It is raised before the body is read, and nothing is stored. So every store that keeps metadata takes
+        the same.
+        """
+        run(store.put("old", Body.of(DIGITS)))
+
+        self.all_refuse(run, store, REFUSED[reason], reason)
+
+    @since("0.3", advisory=True)
+    def test_what_is_absent_has_no_metadata(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """The metadata of an absent object is None or `NotFound`, also after a deletion.
+
+        That of an invalid key is `Misuse`.
+        """
+        described = bool(store.capabilities.metadata_size_bytes_max)
+        run(store.put("gone", Body.of(DIGITS, metadata=STORED if described else {})))
+        run(store.put("folder/key", Body.of(DIGITS)))
+        run(other.metadata_of("gone"))
+        run(store.delete(["gone"]))
+
+        for key in ("gone", "never", "folder"):
+            for client in (store, other):
+                try:
+                    found = run(client.metadata_of(key))
+                except NotFound:
+                    continue
+                assert found is None, f"the metadata of {key!r}, which is absent"
+        for key in ("", "a//b", "../out"):
+            with raises(Misuse, f"the metadata of {key!r}, which is no key"):
+                run(store.metadata_of(key))
+
+    def all_refuse(self, run: Run, store: ObjectStore, metadata: Mapping[str, str], what: str) -> None:
+        """Fail unless puts and uploads refuse this metadata and read no body. There is one object, `old`."""
+        is_read = False
+
+        async def windows() -> AsyncIterator[bytes]:
+            nonlocal is_read
+            is_read = True
+            yield DIGITS
+
+        body = replace(Body.of(DIGITS, metadata=metadata), windows=windows)
+        for key in ("old", "new"):
+            with raises(Misuse, f"a put with {what}"):
+                run(store.put(key, body))
+            with raises(Misuse, f"an upload with {what}"):
+                run(store.start_upload(key, metadata=metadata))
+        assert not is_read, f"{what}: the body was read before the metadata was refused"
+        assert self.keys_in_store() == {"old"}
+        assert run(store.get("old")) == DIGITS
+
+
+ONE_SIZE_BYTES_MAX: Final = 7 * 2**10
+MANY_SIZE_BYTES_MAX: Final = 16 * 2**10
+PAIR_SIZE_BYTES: Final = 64
+
+
+def ways_with_metadata(store: ObjectStore) -> list[str]:
+    """Return the ways in which an object with metadata gets into this store."""
+    return ["put", *["upload"] * store.capabilities.multipart]
+
+
+def of_size(size_bytes: int, *, pairs: int) -> dict[str, str]:
+    """Return metadata of exactly this size, in so many pairs of about the same size."""
+    names = [f"n{number:05}" for number in range(max(pairs, 1))]
+    values = dict.fromkeys(names, "v")
+    left = size_bytes - metadata_size(values)
+    each, rest = divmod(left, len(names))
+    return {name: "v" * (1 + each + (number < rest)) for number, name in enumerate(names)}
+
+
+async def stored_with(store: ObjectStore, way: str, metadata: Mapping[str, str], *, key: str = "") -> None:
+    """Store digits with this metadata, under the name of the way if no key is given. A create has none."""
+    match way:
+        case "put":
+            body = Body.of(DIGITS, metadata=metadata)
+            await store.put(key or way, body)
+        case "create":
+            await store_by(way, store, key or way, DIGITS)
+        case "upload":
+            upload = await begin_upload(store, key or way, metadata)
+            await upload.put_part(1, DIGITS)
+            await upload.complete()

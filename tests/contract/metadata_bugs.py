@@ -1,0 +1,290 @@
+"""Stores that lose, change or invent the metadata of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from contract.bugs import Bug, breaks
+
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, metadata_size
+from offload.contracts.store import Body, Upload, check_key
+from offload.errors import Misuse, NotFound
+from offload.store.memory import MemoryStore
+
+METADATA_BUGS: Final[list[Bug]] = []
+
+bug = partial(breaks, room=METADATA_BUGS)
+
+
+@bug("metadata_is_kept_as_declared")
+class DropsMetadata(MemoryStore):
+    """Stores an object without its metadata, and declares that it keeps none.
+
+    A backend that was written before objects had metadata.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, metadata_size_bytes_max=0)
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, replace(body, metadata=NO_METADATA))
+
+
+@bug("metadata_is_kept_as_declared")
+class KeepsMetadataUndeclared(MemoryStore):
+    """Declares that it keeps no metadata, and keeps it.
+
+    A new version of the server can do it, and the declaration was not renewed.
+    """
+
+    metadata: Mapping[str, str] = NO_METADATA
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, metadata_size_bytes_max=0)
+
+    async def put(self, key: str, body: Body) -> None:
+        self.metadata = body.metadata
+        await super().put(key, replace(body, metadata=NO_METADATA))
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        return {**await super().metadata_of(key), **self.metadata}
+
+
+@bug("metadata_is_kept_as_declared")
+class ForgetsMetadataOfUploads(MemoryStore):
+    """Keeps the metadata of puts, and not that of uploads in parts.
+
+    S3 takes it when the upload begins, and the backend sends it with each part, where it is ignored.
+    """
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        return await super().start_upload(key)
+
+
+@bug("metadata_is_kept_as_declared")
+class ReturnsNamesAsWritten(MemoryStore):
+    """Returns names in the case in which they were written.
+
+    Azure keeps the case of names, and S3 does not, so a program that was tried on one fails on the other.
+    """
+
+    names: Mapping[str, str] = NO_METADATA
+
+    async def put(self, key: str, body: Body) -> None:
+        type(self).names = {name.lower(): name for name in body.metadata}
+        await super().put(key, body)
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        return {self.names.get(name, name): value for name, value in (await super().metadata_of(key)).items()}
+
+
+@bug("metadata_is_kept_as_declared")
+class QuotesValues(MemoryStore):
+    """Returns the values quoted as in a URL.
+
+    They are quoted for a header, and never unquoted.
+    """
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        found = await super().metadata_of(key)
+        return {name: value.replace("%", "%25").replace(" ", "%20") for name, value in found.items()}
+
+
+@bug("metadata_is_kept_as_declared")
+class DescribesCreatedObjects(MemoryStore):
+    """Gives a created object the metadata of the object that was put before.
+
+    The settings of a request are kept in the client and reused.
+    """
+
+    last: Mapping[str, str] = NO_METADATA
+
+    async def put(self, key: str, body: Body) -> None:
+        self.last = body.metadata
+        await super().put(key, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key, data)
+        await super().put(key, Body.of(data, metadata=self.last))
+
+
+@bug("metadata_may_be_as_large_as_declared")
+class CutsLongValues(MemoryStore):
+    """Keeps the first 1,024 characters of each value.
+
+    A column of a table has this length, and the database cuts longer values.
+    """
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        return {name: value[:1024] for name, value in (await super().metadata_of(key)).items()}
+
+
+@bug("metadata_may_be_as_large_as_declared")
+class DeclaresMoreMetadataThanItTakes(MemoryStore):
+    """Declares 8 KiB of metadata, and refuses more than 2 KiB.
+
+    The declaration is that of GCS, and the server is one of S3.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if metadata_size(body.metadata) > 2048:
+            raise Misuse("the metadata is too large")
+        await super().put(key, body)
+
+
+@bug("metadata_may_be_as_large_as_declared")
+class TakesMoreMetadataThanDeclared(MemoryStore):
+    """Takes twice the metadata that it declares.
+
+    The limit is declared for callers and checked nowhere, and the server cuts the metadata, or refuses it.
+    """
+
+    is_asked = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        can = super().capabilities
+        return replace(can, metadata_size_bytes_max=can.metadata_size_bytes_max * (2 if self.is_asked else 1))
+
+    async def put(self, key: str, body: Body) -> None:
+        self.is_asked = True
+        try:
+            await super().put(key, body)
+        finally:
+            self.is_asked = False
+
+
+@bug("metadata_is_replaced_with_its_object")
+class MergesMetadata(MemoryStore):
+    """Adds the metadata of a new object to that of the object which it replaces.
+
+    The metadata is in rows of its own, which are inserted or updated, and never deleted.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        before = await self.metadata_of(key) if key in self.objects else {}
+        await super().put(key, replace(body, metadata={**before, **body.metadata}))
+
+
+@bug("metadata_is_replaced_with_its_object")
+class RemembersMetadata(MemoryStore):
+    """Returns the metadata that this client read before.
+
+    A cache of `HEAD` replies is emptied when this client writes the key, and other clients write too.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        self._cache().pop(key, None)
+        await super().put(key, body)
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        found = await super().metadata_of(key)
+        return self._cache().setdefault(key, found)
+
+    def _cache(self) -> dict[str, dict[str, str]]:
+        return self.__dict__.setdefault("_heads", {})
+
+
+class _TakesAnyMetadata(MemoryStore):
+    """Checks nothing of the metadata, and stores the object without what it cannot keep."""
+
+    def kept(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        """Return the part of the metadata that is kept."""
+        return {}
+
+    async def put(self, key: str, body: Body) -> None:
+        try:
+            await super().put(key, body)
+        except Misuse:
+            await super().put(key, replace(body, metadata=self.kept(body.metadata)))
+
+
+@bug("metadata_that_some_store_cannot_keep_is_refused")
+class ReplacesOtherScripts(_TakesAnyMetadata):
+    """Stores values in other scripts with a question mark for each character.
+
+    A header is encoded as ASCII with `errors="replace"`.
+    """
+
+    def kept(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        return {name: value.encode("ascii", "replace").decode().strip() for name, value in metadata.items()}
+
+
+@bug("metadata_that_some_store_cannot_keep_is_refused")
+class TurnsDashesIntoUnderscores(_TakesAnyMetadata):
+    """Stores a name with a dash under another name.
+
+    Names of headers become variables of an environment, as in CGI.
+    """
+
+    def kept(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        return {"".join(filter(str.isalnum, name)): value for name, value in metadata.items()}
+
+
+@bug("metadata_that_some_store_cannot_keep_is_refused")
+class ChecksMetadataAfterTheBody(MemoryStore):
+    """Reads the whole body before it refuses the metadata.
+
+    The client library checks the headers when the request is complete, after minutes for a large object.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        async for _ in body.windows():
+            pass
+        await super().put(key, body)
+
+
+@bug("what_is_absent_has_no_metadata")
+class DescribesTheAbsent(MemoryStore):
+    """Returns empty metadata for an absent object.
+
+    A `HEAD` that fails is taken for an object without metadata.
+    """
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        try:
+            return await super().metadata_of(key)
+        except NotFound:
+            return {}
+
+
+@bug("what_is_absent_has_no_metadata")
+class DescribesTheDeleted(MemoryStore):
+    """Returns the metadata of a deleted object.
+
+    The metadata is an object of its own, which a deletion leaves behind.
+    """
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.left: dict[str, dict[str, str]] = getattr(self, "left", {})
+        for key in keys:
+            if key in self.objects:
+                self.left[check_key(key)] = await super().metadata_of(key)
+        await super().delete(keys)
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        try:
+            return await super().metadata_of(key)
+        except NotFound:
+            if key not in getattr(self, "left", {}):
+                raise
+            return self.left[key]
+
+
+@bug("what_is_absent_has_no_metadata")
+class AsksForAnyKey(MemoryStore):
+    """Asks for the metadata of a key without checking it.
+
+    A key with `..` then reads beside the store's folder.
+    """
+
+    async def metadata_of(self, key: str) -> dict[str, str]:
+        if key not in self.objects:
+            raise NotFound(key, store=self.url)
+        return await super().metadata_of(key)
