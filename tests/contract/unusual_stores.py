@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -18,6 +18,7 @@ from offload_conformance.patience import PatientOffloader
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import Misuse, Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover
@@ -73,9 +74,9 @@ class Slow(StoreDecorator):
             await super().delete([key])
         await self.wait()
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         await self.wait()
-        return SlowUpload(await super().start_upload(key), self)
+        return SlowUpload(await super().start_upload(key, metadata=metadata), self)
 
 
 class SlowUpload(UploadDecorator):
@@ -127,7 +128,7 @@ class Austere(MemoryStore):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, multipart=False, delete_batch_max=1)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         check_key(key)
         raise Misuse("no uploads in parts here")
 
@@ -229,9 +230,9 @@ class Refusing(StoreDecorator):
         self.admit()
         await super().delete(keys)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         self.admit()
-        return RefusingUpload(await super().start_upload(key), self)
+        return RefusingUpload(await super().start_upload(key, metadata=metadata), self)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         self.admit()
@@ -307,14 +308,17 @@ class ShortKeys(StoreDecorator):
     async def stored_crc32c(self, key: str) -> int | None:
         return await super().stored_crc32c(self.checked(key))
 
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        return await super().metadata_of(self.checked(key))
+
     async def retained(self, key: str) -> str | None:
         return await super().retained(self.checked(key))
 
     async def delete(self, keys: Sequence[str]) -> None:
         await super().delete([self.checked(key) for key in keys])
 
-    async def start_upload(self, key: str) -> Upload:
-        return await super().start_upload(self.checked(key))
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        return await super().start_upload(self.checked(key), metadata=metadata)
 
 
 class RefusingOffloader(PatientOffloader):
