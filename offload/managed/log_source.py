@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Final
 
 from offload.contracts.ledger import ReadHandle
@@ -19,6 +20,10 @@ from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 
 __all__ = ["LogStream"]
+
+
+LOOK_SECONDS: Final = 0.1
+"""The time between two looks at a log that has not acknowledged all of its records."""
 
 
 class LogStream(SourceStream):
@@ -46,7 +51,11 @@ class LogStream(SourceStream):
         while await self.mark() == mark:
             if self._changed is None:
                 self._changed = asyncio.Event()
-            await self._changed.wait()
+            # A log may acknowledge records after the append has returned, and tells nobody.
+            is_behind = self._log.committed_offset < self._log.next_offset
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS if is_behind else None):
+                    await self._changed.wait()
         return True
 
     def wake(self) -> None:

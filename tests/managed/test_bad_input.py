@@ -38,6 +38,7 @@ from offload.errors import (
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.cursors import StoreCursors
 from offload.managed.ledger import LedgerState
+from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import LedgerAction
 from offload.model.chunk_table import ChunkTable
@@ -948,5 +949,30 @@ def test_a_tier_that_is_deleted_when_no_local_copy_is_left_is_not_begun_anew() -
         assert isinstance(ledger.error, Diverged)
         assert objects(world) == []
         assert world.local() == [10, 15]
+
+    run(scenario)
+
+
+def test_who_waits_for_a_log_is_woken_by_what_it_acknowledges_after_the_append() -> None:
+    class LateLog(MemoryLog):
+        acknowledged = 0
+
+        @property
+        def committed_offset(self) -> int:
+            return self.acknowledged
+
+    async def scenario(world: World) -> None:
+        log = LateLog(STREAM, disk=world.disk)
+        stream = LogStream(log)
+        waiting = asyncio.ensure_future(stream.changed(await stream.mark()))
+        await log.append([b"one"], timestamp_ms=1)
+        await asyncio.sleep(0)
+        stream.wake()
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+
+        log.acknowledged = 1
+
+        assert await asyncio.wait_for(waiting, 20)
 
     run(scenario)
