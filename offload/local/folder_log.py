@@ -106,6 +106,7 @@ class FolderLog(LedgerLog):
         "_is_closed",
         "_is_closing",
         "_is_destroyed",
+        "_is_destroying",
         "_ledgers",
         "_lock",
         "_name",
@@ -143,7 +144,8 @@ class FolderLog(LedgerLog):
         self._turn = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._tending: asyncio.Task[None] | None = None
-        self._is_closing = self._is_closed = self._is_destroyed = False
+        self._is_closing = self._is_closed = False
+        self._is_destroying = self._is_destroyed = False
 
     @classmethod
     async def open(
@@ -294,11 +296,16 @@ class FolderLog(LedgerLog):
             await _to_the_end(partial(save_note, self._folder, name, data, disk=self._disk))
 
     async def destroy(self) -> None:
-        """Delete the files of the log, the oldest first, and the folder if it is empty then."""
+        """Delete the files of the log, the oldest first, and the folder if it is empty then.
+
+        After an error, the log is closed and keeps its lock: repeat the call, or release it by `aclose`.
+        """
         if self._is_destroyed:
             return
-        self._check()
-        await self._finish(self._destroy)
+        if not self._is_destroying or self._is_closed:
+            self._check()
+        self._is_destroying = True
+        await self._finish(self._destroy, is_final=lambda: self._is_destroyed)
 
     async def aclose(self) -> None:
         """Write what waits, and release files and the lock."""
@@ -387,7 +394,7 @@ class FolderLog(LedgerLog):
         finally:
             self._tending = None
 
-    async def _finish(self, work: Callable[[], None]) -> None:
+    async def _finish(self, work: Callable[[], None], *, is_final: Callable[[], bool] = lambda: True) -> None:
         if os.getpid() != self._process:
             return
         self._is_closing = True
@@ -401,9 +408,10 @@ class FolderLog(LedgerLog):
                 try:
                     await _to_the_end(work)
                 finally:
-                    self._is_closed = True
                     self._ledgers[1].close()
-                    self._lock.release()
+                    if is_final():
+                        self._is_closed = True
+                        self._lock.release()
 
     # The part of the thread. Only the holder of the turn may call these methods.
 
@@ -479,12 +487,11 @@ class FolderLog(LedgerLog):
 
     def _close(self) -> None:
         pair = self._ledgers[1]
-        if self._durability is Durability.INTERVAL and pair.broken is None:
+        if self._durability is Durability.INTERVAL and pair.broken is None and not self._is_destroying:
             pair.sync()
 
     def _destroy(self) -> None:
         sealed, pair = self._ledgers
-        self._is_destroyed = True
         pair.close()
         for ledger in sealed:
             remove_pair(Pair(self._folder, ledger.first_offset), disk=self._disk)
@@ -494,6 +501,7 @@ class FolderLog(LedgerLog):
                 self._disk.remove(path)
         with explained("sync", self._folder):
             self._disk.sync_folder(self._folder)
+        self._is_destroyed = True
         with suppress(OSError):  # other files are in it
             self._folder.rmdir()
 

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_contract import NOW_MS, LogContract, epochs_of, records_in, records_of
+from log_disks import FailingDisk, failing_at
 from osiris_data import DATA, MANIFEST, TORN, index_of
 from osiris_writer import simple_chunks, write_stream
 
 from offload.contracts.log import LedgerLog
 from offload.env import Env
-from offload.errors import Conflict, Corrupt, Fenced, Misuse, TryAgain
+from offload.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
 from offload.local import appended, folder_log
@@ -595,3 +596,32 @@ def test_a_roll_whose_caller_is_cancelled_is_done_or_not(tmp_path: Path) -> None
         assert await records_of(log) == [b"a", b"b"]
 
     with_log(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_destruction_that_failed_is_repeated_or_refused_and_never_taken_for_done(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    disk = FailingDisk()
+
+    async def scenario() -> None:
+        log = await FolderLog.open(tmp_path / "log", disk=disk)
+        await two_ledgers(log)
+        disk.fails = failing_at(1, name="remove")
+        with pytest.raises(OffloadError):
+            await log.destroy()
+        assert list((tmp_path / "log").glob("*.segment"))
+        if is_closed:
+            await log.aclose()
+            with pytest.raises(Misuse, match="closed"):
+                await log.destroy()
+            async with await FolderLog.open(tmp_path / "log") as again:
+                await again.destroy()
+        else:
+            with pytest.raises(Conflict):
+                await FolderLog.open(tmp_path / "log")
+            await log.destroy()
+            await log.destroy()
+        assert not (tmp_path / "log").exists()
+
+    asyncio.run(scenario())
