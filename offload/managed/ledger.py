@@ -142,7 +142,7 @@ class ManagedLedger:
         )
         self._work = asyncio.Lock()
         self._rolling = asyncio.Lock()
-        self._is_going = self._is_ended = False
+        self._is_going = self._is_ended = self._is_fenced = False
 
     @classmethod
     async def open(
@@ -436,14 +436,14 @@ class ManagedLedger:
         Appends that wait for room raise `Misuse`. Work that runs is finished first: cancel `step` before, to
         end it earlier. If this is cancelled, repeat it.
         """
-        was_fenced = self.state is LedgerState.FENCED
         self.state = LedgerState.CLOSED
         self._room.wake()
         async with self._work:
             if self._is_ended:
                 return
             try:
-                if not was_fenced and not self._is_going:
+                # The cursors of a fenced ledger are those of the next owner.
+                if not self._is_fenced and not self._is_going:
                     await self._cursors.save()
                     await self._copy.release()
             except OffloadError as error:
@@ -507,6 +507,7 @@ class ManagedLedger:
             raise
 
     def _fence(self, error: Fenced) -> None:
+        self._is_fenced = True  # also if it is being closed
         if self.state is not LedgerState.OPEN:
             return
         self.state, self.error = LedgerState.FENCED, error

@@ -37,7 +37,7 @@ from offload.errors import (
 )
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.cursors import StoreCursors
-from offload.managed.ledger import LedgerState
+from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import LedgerAction
@@ -974,5 +974,51 @@ def test_who_waits_for_a_log_is_woken_by_what_it_acknowledges_after_the_append()
         log.acknowledged = 1
 
         assert await asyncio.wait_for(waiting, 20)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_fenced_first", [True, False])
+def test_a_fenced_ledger_leaves_the_cursors_to_the_next_owner_however_it_is_closed(
+    is_fenced_first: bool,
+) -> None:
+    async def scenario(world: World) -> None:
+        place = StoreCursors(MemoryStore(), "orders")
+        ledger = await ManagedLedger.open(
+            MemoryLog(STREAM, disk=world.disk),
+            world.tier(),
+            policy=LAG,
+            cursors=place,
+            env=world.env(),
+        )
+        ledger.open_cursor("a")
+        await fill(ledger, 10, 0)
+        await ledger.step()
+        await fill(ledger, 10, 5)
+        ledger.acknowledge("a", 7)
+        await StreamWriter.claim(world.tier(), STREAM, env=world.env())
+        theirs = b'{"version": 1, "cursors": {"a": 9}}'
+        await place.save(theirs)
+        if is_fenced_first:
+            with pytest.raises(Fenced):
+                await ledger.plan()
+        # A close that is cancelled while it waits for work that runs.
+        working = asyncio.ensure_future(ledger.plan()) if not is_fenced_first else None
+        await asyncio.sleep(0)
+        if working is None:
+            await ledger._work.acquire()
+        closing = asyncio.ensure_future(ledger.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        if working is None:
+            ledger._work.release()
+        else:
+            with pytest.raises(Fenced):
+                await working
+
+        await ledger.close()
+
+        assert await place.load() == theirs
 
     run(scenario)
