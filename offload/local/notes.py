@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Misuse
+from offload.errors import Corrupt, Misuse
 from offload.local.disk import Disk
-from offload.local.files import explained, opened, read_at
+from offload.local.files import explained, opened, read_at, shown_path
 
 __all__ = ["load_note", "note_files", "save_note"]
 
@@ -25,12 +25,16 @@ _UNFINISHED: Final = ".new"
 
 
 def load_note(folder: Path, name: str) -> bytes | None:
-    """Return the note; None if there is none. Blocks."""
+    """Return the note; None if there is none. Raises `Corrupt` if it is too long to be one. Blocks."""
     path = _path(folder, name)
     if not path.exists():
         return None
     with opened(path) as descriptor:
-        return read_at(descriptor, 0, os.fstat(descriptor).st_size, path=path)
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes > _SIZE_BYTES_MAX:
+            limit = f"at most {_SIZE_BYTES_MAX} bytes"
+            raise Corrupt("size of a note", shown_path(path), expected=limit, found=size_bytes)
+        return read_at(descriptor, 0, size_bytes, path=path)
 
 
 def save_note(folder: Path, name: str, data: bytes, *, disk: Disk) -> None:

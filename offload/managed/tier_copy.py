@@ -35,6 +35,7 @@ from offload.contracts.source import Snapshot
 from offload.env import Env
 from offload.errors import (
     BeingRebuilt,
+    Corrupt,
     Diverged,
     Divergence,
     Fenced,
@@ -93,7 +94,10 @@ class TierCopy:
 
     async def load_note(self) -> None:
         """Load the times at which ends of the tier were seen. A note that is damaged counts as none."""
-        raw = await self.log.load_note(COMMITTED_NOTE)
+        try:
+            raw = await self.log.load_note(COMMITTED_NOTE)
+        except Corrupt:
+            raw = None
         # Without it, local copies stay for another lag.
         self.committed_ms = [] if raw is None else _decode_note(raw)
 

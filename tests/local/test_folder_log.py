@@ -625,3 +625,13 @@ def test_a_destruction_that_failed_is_repeated_or_refused_and_never_taken_for_do
         assert not (tmp_path / "log").exists()
 
     asyncio.run(scenario())
+
+
+def test_a_note_that_is_too_long_is_corrupt_before_it_is_read(tmp_path: Path) -> None:
+    async def scenario(log: FolderLog) -> None:
+        with (tmp_path / "note.cursors").open("wb") as file:
+            file.truncate(2**20 + 1)
+        with pytest.raises(Corrupt, match="size of a note"):
+            await log.load_note("cursors")
+
+    with_log(tmp_path, scenario)

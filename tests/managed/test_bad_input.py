@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -35,6 +36,7 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
+from offload.local.folder_log import FolderLog
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.cursors import StoreCursors
 from offload.managed.ledger import LedgerState, ManagedLedger
@@ -949,6 +951,19 @@ def test_a_tier_that_is_deleted_when_no_local_copy_is_left_is_not_begun_anew() -
         assert isinstance(ledger.error, Diverged)
         assert objects(world) == []
         assert world.local() == [10, 15]
+
+    run(scenario)
+
+
+def test_a_note_of_times_that_is_too_long_counts_as_none(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        (tmp_path / "note.committed").write_bytes(bytes(2**20 + 1))
+        log = await FolderLog.open(tmp_path, name=STREAM)
+
+        ledger = await ManagedLedger.open(log, world.tier(), policy=MANUAL)
+
+        assert await ledger.append([b"one"]) == 0
+        await ledger.close()
 
     run(scenario)
 
