@@ -47,7 +47,7 @@ from typing import Final, Self, TypeVar
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.env import Env
-from offload.errors import Fenced, Misuse, NotOffloaded, OffloadError
+from offload.errors import Corrupt, Fenced, Misuse, NotOffloaded, OffloadError
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.segment import SEGMENT_HEADER
 from offload.local.appended import AppendCall, chunks_of
@@ -79,6 +79,8 @@ ROLL_CHUNKS: Final = 256_000
 
 _POOL_SIZE_BYTES: Final = 32 * 2**20
 _OFFSET_MAX: Final = 2**64 - 2
+EPOCH_MAX: Final = 2**63
+"""Epochs are below this. A larger one is damage: no checksum covers the epoch of a chunk."""
 
 
 class Durability(StrEnum):
@@ -178,7 +180,7 @@ class FolderLog(LedgerLog):
             )
         if interval_seconds <= 0:
             raise Misuse(f"sync at an interval of more than 0 seconds, not {interval_seconds}")
-        if epoch is not None and not 0 <= epoch < 2**63:
+        if epoch is not None and not 0 <= epoch < EPOCH_MAX:
             raise Misuse(f"{epoch} is no leader epoch")
         # Absolute, because the process may change its folder later.
         path = Path(os.path.abspath(folder))  # noqa: ASYNC240
@@ -526,6 +528,8 @@ def _opened(
             raise Fenced(
                 f"{shown_path(folder)} has had a writer of epoch {newest}, above {epoch}", epoch=newest
             )
+        if newest >= EPOCH_MAX:
+            raise Corrupt("leader epoch", shown_path(folder), expected=f"below {EPOCH_MAX}", found=newest)
         lock.save(epoch=newest + 1 if epoch is None else epoch)
         sealed = tuple(_sealed_facts(each) for each in found.sealed)
     except BaseException:

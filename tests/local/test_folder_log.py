@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import struct
@@ -635,3 +636,15 @@ def test_a_note_that_is_too_long_is_corrupt_before_it_is_read(tmp_path: Path) ->
             await log.load_note("cursors")
 
     with_log(tmp_path, scenario)
+
+
+def test_an_epoch_that_no_writer_had_is_corrupt_and_is_not_kept(tmp_path: Path) -> None:
+    with_log(tmp_path, two_ledgers)
+    lock = tmp_path / LOCK_NAME
+    damaged = json.dumps({"pid": 1, "epoch": 2**64 - 1}).encode().ljust(127) + b"\n"
+    lock.write_bytes(damaged)
+
+    with pytest.raises(Corrupt, match="leader epoch"):
+        reads(tmp_path)
+
+    assert lock.read_bytes() == damaged
