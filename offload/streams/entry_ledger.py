@@ -105,8 +105,14 @@ class EntryLedgerStream(SourceStream):
         if damage is None:
             self._remember(listed, numbering)
         committed = numbering.end
-        lacking = {each.ledger_id for each in numbered if each.next_offset > committed}
-        self._cuts = {key: cuts for key, cuts in self._cuts.items() if key[0] in lacking}
+        # Not those of earlier ends of what is committed: a ledger that grows long would have one for each.
+        lacking = {
+            (each.ledger_id, first)
+            for each in numbered
+            for first, _ in _parts(each, committed)
+            if each.next_offset > committed
+        }
+        self._cuts = {key: cuts for key, cuts in self._cuts.items() if key in lacking}
         return Snapshot(
             ledgers=[
                 EntryHandle(numbered=each, first_entry=first, stop=stop, known=self._cuts)

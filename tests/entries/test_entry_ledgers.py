@@ -267,3 +267,17 @@ def test_a_snapshot_closes_its_ledgers() -> None:
         assert store.listed[0].closed
 
     asyncio.run(run())
+
+
+def test_a_ledger_that_grows_for_long_keeps_only_its_newest_cuts() -> None:
+    store = EntryStore()
+    store.begin(3, b"a")
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        for _ in range(5):
+            store.ledgers[-1].add(b"more")
+            await synced(store, tier)
+        assert len(store.stream_of_this_process._cuts) <= 2
+
+    asyncio.run(run())
