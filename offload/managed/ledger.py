@@ -138,7 +138,13 @@ class ManagedLedger:
             tell=self._tell,
         )
         self._reading = Reading(
-            log=log, priority=policy.read_priority, opened=self._reader, emit=self._emit_or_warn, env=env
+            log=log,
+            priority=policy.read_priority,
+            opened=self._reader,
+            is_doubtful=lambda: self._background.diverged is not None,
+            agreed=self._agree_with,
+            emit=self._emit_or_warn,
+            env=env,
         )
         self._work = asyncio.Lock()
         self._rolling = asyncio.Lock()
@@ -214,9 +220,10 @@ class ManagedLedger:
         """Append records, at least one. Return the offset of the first one when the log keeps them.
 
         The first append after opening asks the tier where it ends, for at most 10 seconds. If the tier does
-        not answer, the append goes on, and the next step asks. If the local log has passed its bound, the
-        call waits, raises `Throttled`, or goes on, by `LedgerPolicy.when_full`. Raises `Diverged` if the tier
-        is ahead of the log or has another history, and what `LedgerLog.append` raises.
+        not answer, the append goes on, and the next step asks. The first append also compares the last chunk
+        of the tier with the log. If the local log has passed its bound, the call waits, raises `Throttled`,
+        or goes on, by `LedgerPolicy.when_full`. Raises `Diverged` if the tier is ahead of the log or has
+        another history, and what `LedgerLog.append` raises.
         """
         self._refuse_if_over()
         await self._meet_tier()
@@ -289,8 +296,9 @@ class ManagedLedger:
             except Fenced:
                 raise
             except (OffloadError, TimeoutError) as error:
-                # A tier that is away, or has lost the stream, is no reason. One that is ahead is.
-                if isinstance(error, Diverged) and error.kind is Divergence.BEHIND:
+                # A tier that is away, or has lost the stream, is no reason. One that is ahead is, and one
+                # that has another record where this log has its own.
+                if isinstance(error, Diverged) and error.kind in (Divergence.BEHIND, Divergence.FORK):
                     raise
                 self._due(self, 0.0)
         self._background.has_asked = True
@@ -305,24 +313,36 @@ class ManagedLedger:
     async def read(self, start: Position | int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from a position on, up to the newest, from the log and the tier. Close it.
 
-        Raises as `TieredReader.messages`. If the tier does not answer, a read that begins in the log goes on
-        without it.
+        A read that prefers the log, and begins in it, asks the log alone. It asks the tier if a local copy
+        was deleted or damaged meanwhile. Any other read goes on with the log if the tier does not answer.
+        Offsets that neither side has any more are reported as `Skipped`. Raises as `TieredReader.messages`.
+        `Diverged` and `Fenced` that come from the tier also end the appends.
         """
         self._refuse_if_over()
         async with aclosing(self._reading.messages(start)) as batches:
-            async for batch in batches:
-                yield batch
+            with self._watching(is_read=True):
+                async for batch in batches:
+                    yield batch
 
     async def follow(self, start: Position | int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from a position on, and then what comes later, at once. Close it.
 
-        Ends with `Misuse` when the ledger is closed, and with `Fenced` when another process claims the
-        stream. Otherwise raises as `TieredReader.follow`.
+        Ends with `Misuse` when the ledger is closed, and with `Fenced` when this ledger learns that another
+        process has claimed the stream. Otherwise as `read`, and it waits for a tier that does not answer.
         """
         self._refuse_if_over()
         async with aclosing(self._reading.messages(start, self._watch)) as batches:
-            async for batch in batches:
-                yield batch
+            with self._watching(is_read=True):
+                async for batch in batches:
+                    yield batch
+
+    async def _agree_with(self, reader: TieredReader) -> None:
+        """Raise `Fenced` or `Diverged` unless the log continues what a reader has found on the tier."""
+        if self._copy.has_written(reader.committed):
+            return
+        async with self._work:
+            self._refuse_if_over()
+            await self._copy.agree()
 
     async def _reader(self, priority: ReadPriority, emit: Callable[[Event], None]) -> TieredReader:
         return await TieredReader.open(
@@ -495,15 +515,18 @@ class ManagedLedger:
                     self.error = self._background.error
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
+    def _watching(self, *, is_read: bool = False) -> Iterator[None]:
         """Note an error that ends the ledger, or its appends."""
         try:
             yield
         except Fenced as error:
-            self._fence(error)
+            # A reader also finds the tombstone of a stream that was deleted before this one was begun.
+            if not (is_read and isinstance(error, StreamDeleted)):
+                self._fence(error)
             raise
         except Diverged as error:
-            self._background.note(error)
+            if self._background.note(error):
+                self._due(self, 0.0)  # the next step reports it, and asks whether it lasts
             raise
 
     def _fence(self, error: Fenced) -> None:

@@ -46,7 +46,7 @@ from offload.errors import (
 from offload.managed.log_source import LogStream
 from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import entries_of_rows
-from offload.model.manifest import Manifest
+from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.streams.copier import StreamCopier
 from offload.streams.parts import check_part
@@ -108,11 +108,16 @@ class TierCopy:
             await self.log.begin(manifest.next_offset)
 
     async def meet(self) -> None:
-        """Ask the tier for its newest manifest, unless that was done before."""
+        """Ask the tier for its newest manifest, and compare the log with it, unless that was done before."""
         if not self.is_known:
             async with self._looking:
                 if not self.is_known:
-                    await self._look()
+                    manifest = await self._look()
+                    try:
+                        await self._agree(manifest)
+                    except BaseException:
+                        self.is_known = False  # the next step compares them
+                        raise
 
     async def look(self, *, may_lead: bool = False) -> Manifest | None:
         """Load the newest manifest. None if the tier does not have the stream.
@@ -162,7 +167,9 @@ class TierCopy:
 
         Returns False if nothing shows whether they are one history. Raises as `look`, and `Diverged`.
         """
-        manifest = await self.look()
+        return await self._agree(await self.look())
+
+    async def _agree(self, manifest: Manifest | None) -> bool:
         if manifest is None:
             return False
         agreed = manifest.incarnation, manifest.next_offset
@@ -174,6 +181,17 @@ class TierCopy:
                 await check_part(self.tier, self._copier.part, manifest, snapshot)
         self._agreed = agreed
         return True
+
+    def has_written(self, committed: CommittedStream | None) -> bool:
+        """Return whether this state is one that this process has seen since it claimed the stream."""
+        known = self.manifest
+        return (
+            self._copier.writer is not None
+            and known is not None
+            and committed is not None
+            and committed.incarnation == known.incarnation
+            and committed.next_offset <= known.next_offset
+        )
 
     async def offload(self, until: int) -> None:
         """Copy what the tier lacks up to `until`, where a ledger ends. Raises what stopped it.

@@ -83,14 +83,18 @@ class LedgerWork:
     def error(self) -> OffloadError | None:
         """The error that lasts: one that waits for a person, if there is one. None if all goes well."""
         pauses = [chore.pause for chore in self._chores if chore.pause is not None]
-        return next(
-            iter([*pauses, *(chore.error for chore in self._chores if chore.error is not None)]), None
-        )
+        errors = [chore.error for chore in self._chores if chore.error is not None]
+        return next(iter([*pauses, *errors]), self.diverged)
 
-    def note(self, error: OffloadError) -> None:
-        """Refuse appends from now on, if this error says that the stream is not this log's any more."""
-        if isinstance(error, Diverged) and error.kind in (Divergence.BEHIND, Divergence.FORK):
-            self.diverged = error
+    def note(self, error: OffloadError) -> bool:
+        """Refuse appends from now on, if this error says that the stream is not this log's any more.
+
+        Return True if appends were not refused before.
+        """
+        if not isinstance(error, Diverged) or error.kind not in (Divergence.BEHIND, Divergence.FORK):
+            return False
+        was_refused, self.diverged = self.diverged is not None, error
+        return not was_refused
 
     def _report(self, before: set[type[OffloadError]]) -> None:
         """Say what paused, or that all goes on. `before` has the errors of chores that were paused before."""
@@ -124,7 +128,7 @@ class LedgerWork:
             await self.copy.agree()
             self.diverged = None
         if self.has_asked and not self.copy.is_known:
-            await self.copy.look()
+            await self.copy.agree()
         until, _ = due_offset(self.situation(), self.policy)
         if until > self.situation().done:
             await self.copy.offload(until)

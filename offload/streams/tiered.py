@@ -37,6 +37,7 @@ from offload.contracts.events import Event
 from offload.contracts.source import SourceStream
 from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError, TryAgain
+from offload.model.manifest import CommittedStream
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
 from offload.streams.batches import Messages
 from offload.streams.block_cache import BlockCache
@@ -121,6 +122,11 @@ class TieredReader:
     def parts(self) -> Sequence[StreamReader]:
         """The readers of the parts that are on the tier, in order. They read the tier alone."""
         return self._tier.parts
+
+    @property
+    def committed(self) -> CommittedStream | None:
+        """The newest state of the newest part on the tier that this reader knows. None if there is none."""
+        return self._tier.manifest
 
     async def refresh(self) -> bool:
         """Take the newest state of the tier. Return True if it is newer. See `StreamReader.refresh`."""
