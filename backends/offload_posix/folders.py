@@ -144,7 +144,8 @@ class Folders:
     def _lost_root(self) -> StoreDenied:
         return StoreDenied(
             f"{self._root} is not the folder that this process began with: it was unmounted, moved or "
-            f"replaced; mount it or move it back, then restart this process"
+            f"replaced; mount it or move it back, and this process continues at its next try; if this error "
+            f"stays, or another folder is right, restart this process"
         )
 
     def _enter(self, parent: int, path: tuple[str, ...]) -> int:

@@ -287,7 +287,7 @@ class ManagedLedger:
             raise Diverged(
                 str(self._background.diverged), kind=self._background.diverged.kind
             ) from self._background.diverged
-        if self._copy.is_known or self._background.has_asked:
+        if self._copy.is_compared or self._background.has_asked:
             return
         with self._watching():
             try:
@@ -411,14 +411,14 @@ class ManagedLedger:
         """
         self._refuse_if_over()
         until = prefix_before(self._background.situation(), position)
-        if self._copy.is_known and until <= self._background.situation().done:
+        if self._copy.is_compared and until <= self._background.situation().done:
             return until
         if self._work.locked():
             raise AlreadyRunning(f"stream {self.name!r}: an offload, a deletion or a trim runs already")
         async with self._work:
             with self._watching():
-                if not self._copy.is_known:
-                    await self._copy.look()
+                if not self._copy.is_compared:
+                    await self._copy.agree()  # ends alone do not show that the tier has this log's records
                 if until > self.log.committed_offset:
                     raise TryAgain(
                         f"stream {self.name!r}: the log acknowledges records up to offset "
@@ -527,6 +527,8 @@ class ManagedLedger:
         except Diverged as error:
             if self._background.note(error):
                 self._due(self, 0.0)  # the next step reports it, and asks whether it lasts
+            if self.state is LedgerState.OPEN:
+                self.error = self._background.error
             raise
 
     def _fence(self, error: Fenced) -> None:

@@ -75,6 +75,8 @@ class TierCopy:
     committed_ms: list[tuple[int, int]] = field(default_factory=list)
     is_known: bool = False
     """Whether the tier was asked for its newest manifest."""
+    is_compared: bool = False
+    """Whether the log was compared with a manifest since it was opened."""
     since_seconds: float = 0.0
     """The moment of the last offload, or of the beginning."""
 
@@ -106,18 +108,14 @@ class TierCopy:
         manifest = await self.look(may_lead=True)
         if manifest is not None and manifest.next_offset > self.log.next_offset:
             await self.log.begin(manifest.next_offset)
+        self.is_compared = True  # a log without records contradicts nothing
 
     async def meet(self) -> None:
         """Ask the tier for its newest manifest, and compare the log with it, unless that was done before."""
-        if not self.is_known:
+        if not self.is_compared:
             async with self._looking:
-                if not self.is_known:
-                    manifest = await self._look()
-                    try:
-                        await self._agree(manifest)
-                    except BaseException:
-                        self.is_known = False  # the next step compares them
-                        raise
+                if not self.is_compared:
+                    await self._agree(await self._look())
 
     async def look(self, *, may_lead: bool = False) -> Manifest | None:
         """Load the newest manifest. None if the tier does not have the stream.
@@ -171,15 +169,17 @@ class TierCopy:
 
     async def _agree(self, manifest: Manifest | None) -> bool:
         if manifest is None:
+            self.is_compared = True
             return False
         agreed = manifest.incarnation, manifest.next_offset
         # Nobody but this process has appended since it claimed the stream, and it compared them then.
         if self._copier.writer is None and self._agreed != agreed:
             if not manifest.fragments:
+                self.is_compared = True
                 return False
             async with await self.source.snapshot(manifest) as snapshot:
                 await check_part(self.tier, self._copier.part, manifest, snapshot)
-        self._agreed = agreed
+        self._agreed, self.is_compared = agreed, True
         return True
 
     def has_written(self, committed: CommittedStream | None) -> bool:
@@ -204,6 +204,7 @@ class TierCopy:
             with span("offload", stream=self.log.name, until=until):
                 async with await self.source.snapshot(self._copier.manifest) as snapshot:
                     await self._compare(snapshot)
+                    self.is_compared = True
                     before = self._copier.start(snapshot)
                     await self._copier.copy(snapshot, until)
         except BaseException:

@@ -127,7 +127,7 @@ class LedgerWork:
         if self.diverged is not None:
             await self.copy.agree()
             self.diverged = None
-        if self.has_asked and not self.copy.is_known:
+        if self.has_asked and not self.copy.is_compared:
             await self.copy.agree()
         until, _ = due_offset(self.situation(), self.policy)
         if until > self.situation().done:

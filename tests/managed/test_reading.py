@@ -97,22 +97,27 @@ def test_a_follower_whose_records_left_the_log_goes_on_with_the_tier_and_returns
 
     async def scenario(world: World) -> None:
         ledger = await world.open(LAG)
-        await fill(ledger, 10, 10, 0)
-        await ledger.step()
+        await fill(ledger, 10, 0)
         async with aclosing(ledger.follow(0)) as batches:
-            first = await offsets(batches, 1)
+            assert await offsets(batches, 10) == [*range(10)]
+            await fill(ledger, 10, 0)
+            await ledger.step()
             world.clock.now += 61
             await ledger.step()
             assert ledger.log.first_offset == 20
 
-            assert first + await offsets(batches, 19) == [*range(20)]
+            assert await offsets(batches, 10) == [*range(10, 20)]
 
             await ledger.append([b"local again"])
             assert await offsets(batches, 1) == [20]
-            sent = len(world.store.calls)
+            waiting = asyncio.ensure_future(offsets(batches, 1))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            work = {getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()}
+            assert "_local_news" in work
+            assert "_tier_news" not in work, "the follower of the log still looks at the tier"
             await ledger.append([b"more"])
-            assert await offsets(batches, 1) == [21]
-            assert len(world.store.calls) == sent
+            assert await waiting == [21]
 
     run(scenario)
 
@@ -229,6 +234,7 @@ def test_a_reader_that_finds_another_history_refuses_appends_before_any_step() -
         with pytest.raises(Diverged):
             await bodies(ledger, 5)
 
+        assert isinstance(ledger.error, Diverged)
         with pytest.raises(Diverged):
             await ledger.append([b"more"])
         await ledger.step()
@@ -238,7 +244,10 @@ def test_a_reader_that_finds_another_history_refuses_appends_before_any_step() -
     run(scenario)
 
 
-def test_the_first_append_is_refused_if_the_tier_ends_there_with_another_record() -> None:
+@pytest.mark.parametrize("is_offloading", [False, True])
+def test_the_first_call_is_refused_if_the_tier_ends_there_with_another_record(is_offloading: bool) -> None:
+    """An offload that has nothing to copy must not say that the tier has the records of this log."""
+
     async def scenario(world: World) -> None:
         first, other = await rivals(world)
         await first.append([b"of the owner"])
@@ -246,6 +255,10 @@ def test_the_first_append_is_refused_if_the_tier_ends_there_with_another_record(
         await take_over(other)
         ledger = await world.open()
 
+        if is_offloading:
+            await ledger.roll()
+            with pytest.raises(Diverged, match="part at or before offset 10"):
+                await ledger.offload_prefix(11)
         with pytest.raises(Diverged, match="part at or before offset 10"):
             await ledger.append([b"more"])
 
