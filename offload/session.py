@@ -19,7 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -179,14 +179,10 @@ class Session:
         # Before the backend is called: no code of a plugin runs for an option that would be dropped.
         self._refuse_wishes(backend, given, how, plan, keys)
         asked = {name: getattr(how, name) for name in _changed(how, TierOptions())}
-        context = OpeningContext(
-            env=self.env,
-            emit=tell,
-            metrics=self.metrics,
-            limits=given.limits,
+        context = replace(
+            self._context(given.limits, tell),
             fragment_size_bytes=asked.get("fragment_size_bytes"),
             uploads_max=asked.get("uploads_max"),
-            open_store=lambda url, options: self._guarded(url, options, given.limits, tell),
         )
         opened = backend.open(url, given.data, context)
         if not isinstance(opened, Catalogue):
@@ -256,10 +252,15 @@ class Session:
         storage_options: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
     ) -> ObjectStore:
-        """Open the store of a URL, with retries, limits and a log. Raises `Misuse` as `catalogue` does.
+        """Open the store of a URL, for a program or a plugin that reads and writes objects of its own.
 
-        `policy` bounds the retries. The keys of the store are the backend's: a tier's layout is not looked
-        at.
+        It has retries, limits and a log, and counts its requests in `metrics`. It shares the client of its
+        place with the tiers of the session, and uses the session's clock. `storage_options` are those of the
+        backend, and may name limits (`RequestLimits`), which then hold for this store. `policy` bounds the
+        retries. The keys are the backend's: a tier's layout is not looked at.
+
+        The session closes the store, if its user does not close it before. Raises `Misuse` as `catalogue`
+        does. A source or a backend gets the same as `OpeningContext.open_store`.
         """
         self._refuse_if_over()
         given = GivenOptions.of(storage_options or {}, self.limits)
@@ -270,7 +271,8 @@ class Session:
     def source(self, url: str, *, source_options: Mapping[str, Any] | None = None) -> Source:
         """Open the source of a URL. Raises `Misuse` for a scheme that no plugin serves.
 
-        `source_options` go to the source, which may refuse them with `Misuse` as well.
+        `source_options` go to the source, which may refuse them with `Misuse` as well. A source that opens
+        stores also takes options of the store, and limits of its requests.
         """
         self._refuse_if_over()
         scheme = scheme_of(url)
@@ -279,7 +281,13 @@ class Session:
             known = ", ".join(f"{s}://" for d in of_sources for s in d.declaration.schemes)
             raise Misuse(f"{url!r} is not the URL of a source: begin it with one of {known}")
         declared = cast("SourceType", self.plugins.by_scheme("source", scheme))
-        opened: Source = declared.open(url, source_options or {})
+        options, context = source_options or {}, None
+        if declared.opens_stores:
+            given = GivenOptions.of(options, self.limits)
+            if given.commits:
+                raise Misuse(f"a source has no commit store, and no options that begin with {COMMIT_OPTION}")
+            options, context = given.data, self._context(given.limits, _Listener(self.emit))
+        opened: Source = declared.open(url, options, context)
         if hasattr(opened, "aclose"):  # the contract of a source does not ask for it
             self._opened.append(opened)
         return opened
@@ -415,6 +423,18 @@ class Session:
         ring = KeyRing(service=service, new=new, encrypted_only=encrypted_only, env=self.env)
         self._opened.append(ring)
         return ring
+
+    def _context(self, limits: RequestLimits, emit: _Listener) -> OpeningContext:
+        """Return the services of this session for a plugin that opens something by itself."""
+        return OpeningContext(
+            env=self.env,
+            emit=emit,
+            metrics=self.metrics,
+            limits=limits,
+            fragment_size_bytes=None,
+            uploads_max=None,
+            open_store=lambda url, options: self._guarded(url, options, limits, emit),
+        )
 
     def _guarded(
         self,

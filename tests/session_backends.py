@@ -111,6 +111,15 @@ class NotedSource:
         CLOSED.append(self.url)
 
 
+class OnStore:
+    """A source that notes how it was opened, and opens a store by its context."""
+
+    def __init__(self, url: str, *, options: Mapping[str, Any], context: OpeningContext | None) -> None:
+        assert context is not None
+        self.url, self.options, self.context = url, options, context
+        self.store = context.open_store(url.removeprefix("on+"), context.store_options)
+
+
 HERE = "session_backends"
 ALL = ("emit", "env", "fragment_size_bytes", "limits", "metrics", "uploads_max")
 DECLARED = [
@@ -130,7 +139,16 @@ DECLARED = [
         name="seen", target=f"{HERE}:open_plain", schemes=("seen",), kind="catalogue", options=("speed",)
     ),
 ]
-SOURCE = SourceType(name="noted", target=f"{HERE}:NotedSource", schemes=("noted",))
+SOURCES = [
+    SourceType(name="noted", target=f"{HERE}:NotedSource", schemes=("noted",)),
+    SourceType(
+        name="on store",
+        target=f"{HERE}:OnStore",
+        schemes=("on+bucket",),
+        options=("first",),
+        opens_stores=True,
+    ),
+]
 
 
 def plugins() -> Plugins:
@@ -140,5 +158,5 @@ def plugins() -> Plugins:
     Bucket.running = Bucket.most = 0
     plugin = Plugin(name="tests", distribution="tests", version="1")
     declared = [PluginDeclaration(kind="backend", plugin=plugin, declaration=each) for each in DECLARED]
-    source = PluginDeclaration(kind="source", plugin=plugin, declaration=SOURCE)
-    return Plugins(plugins=[plugin], declared=[*declared, source])
+    declared += [PluginDeclaration(kind="source", plugin=plugin, declaration=each) for each in SOURCES]
+    return Plugins(plugins=[plugin], declared=declared)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options
+from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.log_lines import log_event, log_events
 from offload.cli.kit.output import print_note
@@ -96,10 +96,6 @@ CheckOnly = Annotated[
     ),
 ]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: one JSON object.")]
-SourceOptionPairs = Annotated[
-    list[str] | None,
-    typer.Option("--source-option", metavar="NAME=VALUE", help="An option of the source. May be repeated."),
-]
 
 
 def run(

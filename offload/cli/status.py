@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from offload.cli.kit.arguments import Keys, Options
+from offload.cli.kit.arguments import Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_table, size_text
 from offload.cli.kit.state import CommandContext, run_async
-from offload.cli.run import ConfigOrSource, OnTier, SourceOptionPairs, configuration_of
+from offload.cli.run import ConfigOrSource, OnTier, configuration_of
 from offload.errors import Misuse, NotOffloaded, OffloadError
 
 if TYPE_CHECKING:

@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options, Tier, compression_of
+from offload.cli.kit.arguments import (
+    Compress,
+    Encrypt,
+    Keys,
+    Options,
+    SourceOptionPairs,
+    Tier,
+    compression_of,
+)
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
@@ -73,6 +81,7 @@ def sync(
     encrypt: Encrypt = None,
     keys: Keys = None,
     option: Options = None,
+    source_option: SourceOptionPairs = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """Copy new data from SOURCE to TIER. A later run copies only what came since."""
@@ -80,11 +89,11 @@ def sync(
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
     reports = list[StreamReport]()
     command = ["offload", "sync", source, tier, *_shown(option or [], compress, keys, encrypt)]
-    command += ["--new-part"] if new_part else []
+    command += _shown_pairs("--source-option", source_option or []) + ["--new-part"] * new_part
 
     async def main() -> None:
         with progress(json=json) as show:
-            opened, listener = state.source(source), _Listener(state.plugins.emit, show)
+            opened, listener = state.source(source, source_option), _Listener(state.plugins.emit, show)
             async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
                 syncing = sync_all(
                     opened,
@@ -133,11 +142,15 @@ def _shown(
     """Return the options as arguments to print, without values that may be secret: the line may be logged."""
     named = {"--compress": compress, "--keys": keys, "--encrypt": encrypt}
     given = [word for name, value in named.items() if value is not None for word in (name, value)]
+    return given + _shown_pairs("-o", options)
+
+
+def _shown_pairs(flag: str, options: list[str]) -> list[str]:
     pairs = [option.partition("=") for option in options]
-    return given + [
+    return [
         word
         for name, _, value in pairs
-        for word in ("-o", f"{name}={'...' if names_secret(name) else value}")
+        for word in (flag, f"{name}={'...' if names_secret(name) else value}")
     ]
 
 

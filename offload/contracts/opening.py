@@ -1,14 +1,15 @@
 """Values that a session passes to the tiers that it opens: limits, and the context of an opening.
 
 A backend of kind `store` needs none of them: the session puts limits, retries and counters before its store.
-A backend of kind `offloader` or `catalogue` opens tiers by itself, and may take an `OpeningContext`.
+A backend of kind `offloader` or `catalogue` opens tiers by itself, and may take an `OpeningContext`. So may a
+source whose data is in an object store.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from offload.contracts.events import Event
@@ -66,7 +67,7 @@ class RequestLimits:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the names of all limits."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(each.name for each in fields(cls))
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -83,10 +84,10 @@ def _number(name: str, value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningContext:
-    """The caller's wishes for a tier that a backend opens by itself, and the services of the session.
+    """The caller's wishes for a tier or a source that a plugin opens, and the services of the session.
 
-    The backend names in `Backend.takes` the parts that it honours. All other parts have default values,
-    because the session refuses wishes that the backend does not honour.
+    A backend names in `Backend.takes` the parts that it honours. All other parts have default values,
+    because the session refuses wishes that the backend does not honour. A source gets all services.
     """
 
     env: Env
@@ -111,5 +112,11 @@ class OpeningContext:
     """Open the store of a URL, with options of its backend, in the same way as the session does.
 
     The store has retries, limits, a log and metrics, and shares the client of that place. The session closes
-    it if the backend does not.
+    it if the plugin does not. Raises `Misuse` as `Session.store` does.
+    """
+
+    store_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The caller's options for the stores that the plugin opens, if it declares `opens_stores`.
+
+    Pass them to `open_store`. They may be secret, so they are in no text.
     """

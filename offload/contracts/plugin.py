@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pluggy
@@ -91,6 +91,13 @@ class Backend(Declaration):
     options: tuple[str, ...] = ()
     """The names of the options that the target takes."""
 
+    opens_stores: bool = False
+    """True if the target opens stores by `OpeningContext.open_store`, for a kind that takes a context.
+
+    Options that are not declared here are then those of the stores, as `OpeningContext.store_options`. The
+    backend of such a store refuses the unknown ones.
+    """
+
     takes: tuple[str, ...] = ()
     """The parts of an `OpeningContext` that the target honours, by the names in `TAKEN`.
 
@@ -118,6 +125,8 @@ class Backend(Declaration):
             raise Misuse(f"backend {self.name!r}: takes names {strange}; it can name {', '.join(TAKEN)}")
         if self.takes and self.kind == "store":
             raise Misuse(f"backend {self.name!r}: a store takes nothing, because the session does it all")
+        if self.opens_stores and not self.takes:
+            raise Misuse(f"backend {self.name!r}: it opens stores by a context, so it takes a part of one")
         stated = self.tested_against
         if stated is not None and not _CONTRACT.fullmatch(stated):
             raise Misuse(
@@ -140,12 +149,27 @@ class Backend(Declaration):
         `context` is passed to targets that take a part of it. Raises `Misuse` for an option that was not
         declared, and for a malformed URL.
         """
-        _refuse_unknown(f"backend {self.name!r}", options, self.options)
+        own, context = _own_options(f"backend {self.name!r}", self, options, context)
         target, url = self.load(), with_lower_scheme(url)
-        keywords: dict[str, Any] = {"options": options} if self.options else {}
+        keywords: dict[str, Any] = {"options": own} if self.options else {}
         if self.takes:
             keywords["context"] = context
         return target(url, **keywords)
+
+
+def _own_options(
+    who: str, declared: Backend | SourceType, options: Mapping[str, Any], context: OpeningContext | None
+) -> tuple[Mapping[str, Any], OpeningContext | None]:
+    """Return the options of a target itself, and its context with those of the stores that it opens.
+
+    Raises `Misuse` for an option that is neither.
+    """
+    if not declared.opens_stores or context is None:
+        _refuse_unknown(who, options, declared.options)
+        return options, context
+    own = {name: value for name, value in options.items() if name in declared.options}
+    others = {name: value for name, value in options.items() if name not in declared.options}
+    return own, replace(context, store_options=others)
 
 
 def _refuse_unknown(who: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -160,7 +184,7 @@ def _numbers(contract: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceType(Declaration):
-    """A broker's local data. The target is called with the URL and returns a `Source`.
+    """A broker's data. The target is called with the URL and returns a `Source`.
 
     If `options` are declared, the target also takes a mapping of them as `options`, and checks their values.
     """
@@ -168,14 +192,28 @@ class SourceType(Declaration):
     options: tuple[str, ...] = ()
     """The names of the options that the target takes."""
 
+    opens_stores: bool = False
+    """True if the data is in an object store. The target then also takes `context`, an `OpeningContext`.
+
+    Its `open_store` opens the store of a URL in the session. Options that are not declared here are those of
+    the store, as `OpeningContext.store_options`, or limits of its requests. The store's backend refuses the
+    unknown ones.
+    """
+
     sample: str = ""
     """`module:function` that returns the path of a small source shipped with the plugin, for the demo."""
 
-    def open(self, url: str, options: Mapping[str, Any]) -> Any:
-        """Call the target with a URL, and return its result. Raises `Misuse` for an unknown option."""
-        _refuse_unknown(f"source {self.name!r}", options, self.options)
+    def open(self, url: str, options: Mapping[str, Any], context: OpeningContext | None = None) -> Any:
+        """Call the target with a URL, and return its result. Raises `Misuse` for an unknown option.
+
+        `context` is passed to a target that opens stores.
+        """
+        own, context = _own_options(f"source {self.name!r}", self, options, context)
         target, url = self.load(), with_lower_scheme(url)
-        return target(url, options=options) if self.options else target(url)
+        keywords: dict[str, Any] = {"options": own} if self.options else {}
+        if self.opens_stores:
+            keywords["context"] = context
+        return target(url, **keywords)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

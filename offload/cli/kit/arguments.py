@@ -19,6 +19,7 @@ __all__ = [
     "OnlyStream",
     "Options",
     "SourceKeys",
+    "SourceOptionPairs",
     "Tier",
     "Verbose",
     "compression_of",
@@ -39,6 +40,10 @@ Options = Annotated[
         help="An option of the tier's backend, or a limit. May be repeated. `commit.NAME` sets an option of "
         "the commit store. Put secrets in the environment: other users of the machine can see arguments.",
     ),
+]
+SourceOptionPairs = Annotated[
+    list[str] | None,
+    typer.Option("--source-option", metavar="NAME=VALUE", help="An option of the source. May be repeated."),
 ]
 Compress = Annotated[
     str | None,

@@ -156,10 +156,11 @@ class CommandContext:
         with _usage():
             return GivenOptions.of(dict(_pair(option) for option in options or ()))
 
-    def source(self, url: str) -> Source:
-        """Return the source that an argument names."""
+    def source(self, url: str, options: Sequence[str] | None = None) -> Source:
+        """Return the source that an argument names, with `NAME=VALUE` options."""
         with _usage():
-            return self.session.source(url)
+            pairs = dict(_pair(option, "--source-option") for option in options or ())
+            return self.session.source(url, source_options=pairs)
 
     def broker(self, url: str, user: str | None, password: str | None) -> BrokerView:
         """Return the view of the broker that an argument names."""
