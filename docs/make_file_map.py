@@ -41,6 +41,7 @@ FOLDERS: Final = (
     "backends/offload_gcs",
     "backends/offload_azure",
     "plugins/offload_keys",
+    "plugins/offload_pulsar",
     "plugins/offload_rabbitmq",
     "plugins/offload_spark",
     "plugins/offload_spark/jobs",

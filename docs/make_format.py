@@ -1,8 +1,8 @@
-"""Write docs/format.md from docs/format.template and the layout tables of the code.
+"""Write docs/format.md and docs/pulsar.md from their templates and the layout tables of the code.
 
     python docs/make_format.py
 
-The template has the prose. `{{layout MODULE:NAME}}` becomes the table of a layout, and `{{fields
+A template has the prose. `{{layout MODULE:NAME}}` becomes the table of a layout, and `{{fields
 MODULE:NAME}}` the table of an anchor's fields. `{{example NAME}}` becomes bytes or names that the code itself
 makes.
 """
@@ -25,18 +25,18 @@ from offload.model.entry import EntryKind
 from offload.model.part import StreamPart
 
 HERE: Final = Path(__file__).parent
-PAGE: Final = HERE / "format.md"
-NOTE: Final = "<!-- Made by docs/make_format.py from docs/format.template; edit those. -->"
+PAGES: Final = ("format", "pulsar")
+NOTE: Final = "<!-- Made by docs/make_format.py from docs/{}.template; edit those. -->"
 ATTEMPT: Final = UUID("7f1d3c52-8a0e-4b6f-9c1d-2e3f4a5b6c7d")
 STREAM_KEY: Final = UUID("5d2a9c14-0b7e-4f38-a6d1-93e8c7b02f45")
 INCARNATION: Final = UUID("e1f6a3b8-27c9-4d50-8b14-6a0f9d3c5e72")
 GROUP: Final = UUID("c04b5e21-6d3f-4a97-8e10-b2a1d9f87c36")
 
 
-def page() -> str:
-    """Return the text of docs/format.md."""
-    template = (HERE / "format.template").read_text(encoding="utf-8")
-    return f"{NOTE}\n\n" + re.sub(r"\{\{(\w+) ([\w.:]+)\}\}", _filled, template)
+def page(name: str) -> str:
+    """Return the text of the page `name`."""
+    template = (HERE / f"{name}.template").read_text(encoding="utf-8")
+    return f"{NOTE.format(name)}\n\n" + re.sub(r"\{\{(\w+) ([\w.:]+)\}\}", _filled, template)
 
 
 def _filled(match: re.Match[str]) -> str:
@@ -100,4 +100,5 @@ EXAMPLES: Final = {
 }
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for each in PAGES:
+        (HERE / f"{each}.md").write_text(page(each), encoding="utf-8")

@@ -20,6 +20,7 @@ PACKAGES = (
     "offload_gcs",
     "offload_keys",
     "offload_posix",
+    "offload_pulsar",
     "offload_rabbitmq",
     "offload_s3",
     "offload_spark",

@@ -69,10 +69,11 @@ def test_pages_named_in_the_code_exist():
             assert (ROOT / page).exists(), f"{named(path)} names {page}"
 
 
-def test_the_format_page_matches_the_code():
-    made = runpy.run_path(str(DOCS / "make_format.py"))["page"]()
+@pytest.mark.parametrize("name", ["format", "pulsar"])
+def test_a_format_page_matches_the_code(name):
+    made = runpy.run_path(str(DOCS / "make_format.py"))["page"](name)
 
-    assert (DOCS / "format.md").read_text(encoding="utf-8") == made, "run: python docs/make_format.py"
+    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == made, "run: python docs/make_format.py"
 
 
 def test_the_file_map_matches_the_folders():

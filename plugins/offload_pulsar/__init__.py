@@ -1,0 +1,32 @@
+"""Pulsar's tiered storage: the objects that Pulsar's brokers write to buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offload.late import late_names
+
+if TYPE_CHECKING:
+    from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadContext, managed_ledger_info
+    from offload_pulsar.names import BrokerNames, PulsarKey
+
+__all__ = [
+    "BrokerNames",
+    "LedgerInfo",
+    "LedgerMetadata",
+    "OffloadContext",
+    "PulsarKey",
+    "managed_ledger_info",
+]
+
+_HOMES = {
+    "BrokerNames": "offload_pulsar.names",
+    "LedgerInfo": "offload_pulsar.ledger_metadata",
+    "LedgerMetadata": "offload_pulsar.ledger_metadata",
+    "OffloadContext": "offload_pulsar.ledger_metadata",
+    "PulsarKey": "offload_pulsar.names",
+    "managed_ledger_info": "offload_pulsar.ledger_metadata",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late_names(__name__, _HOMES)
