@@ -33,6 +33,9 @@ from offload.formats.entries import RECORD_SIZE_BYTES_MAX, encode_run
 from offload.model.chunk_table import CHUNK_TABLE, WINDOW_SIZE_BYTES, ChunkTable, ChunkType
 from offload.streams.entry_offsets import NumberedLedger
 
+__all__ = ["read_run"]
+
+
 CHUNK_DATA_SIZE_BYTES: Final = 2**20
 CHUNK_ENTRIES_MAX: Final = 2**16 - 1
 """A chunk ends before the entry that would exceed one of these. A larger entry is a chunk by itself."""

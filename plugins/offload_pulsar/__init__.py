@@ -7,24 +7,32 @@ from typing import TYPE_CHECKING
 from offload.late import late_names
 
 if TYPE_CHECKING:
+    from offload_pulsar.bucket import FoundAttempt, PulsarBucket
+    from offload_pulsar.ledger import PulsarLedger
     from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadContext, managed_ledger_info
     from offload_pulsar.names import BrokerNames, PulsarKey
 
 __all__ = [
     "BrokerNames",
+    "FoundAttempt",
     "LedgerInfo",
     "LedgerMetadata",
     "OffloadContext",
+    "PulsarBucket",
     "PulsarKey",
+    "PulsarLedger",
     "managed_ledger_info",
 ]
 
 _HOMES = {
     "BrokerNames": "offload_pulsar.names",
+    "FoundAttempt": "offload_pulsar.bucket",
     "LedgerInfo": "offload_pulsar.ledger_metadata",
     "LedgerMetadata": "offload_pulsar.ledger_metadata",
     "OffloadContext": "offload_pulsar.ledger_metadata",
+    "PulsarBucket": "offload_pulsar.bucket",
     "PulsarKey": "offload_pulsar.names",
+    "PulsarLedger": "offload_pulsar.ledger",
     "managed_ledger_info": "offload_pulsar.ledger_metadata",
 }
 

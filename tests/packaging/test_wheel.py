@@ -54,6 +54,7 @@ def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
         *BACKENDS,
         "offload_conformance",
         "offload_keys",
+        "offload_pulsar",
         "offload_rabbitmq",
         "offload_spark",
         "pyspark_offload",
@@ -66,7 +67,7 @@ def test_the_wheel_passes_check_wheel_contents(wheel: Path) -> None:
 
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     """Also the sample data and the markers of typed packages: hatchling omits files that git ignores."""
-    folders = {"offload": ROOT, "offload_rabbitmq": ROOT / "plugins"}
+    folders = {"offload": ROOT} | dict.fromkeys(("offload_pulsar", "offload_rabbitmq"), ROOT / "plugins")
     folders["offload_conformance"] = ROOT / "conformance"
     folders |= dict.fromkeys(BACKENDS, ROOT / "backends")
     wanted = {

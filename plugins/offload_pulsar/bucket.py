@@ -1,0 +1,258 @@
+"""Pulsar's contract of offloading, on a store of ours: the order of writes, and what each failure leaves.
+
+```text
+1  the ledger is closed and has entries     else Misuse, and nothing is stored
+2  an upload of the data object begins      else nothing is stored
+3  parts, one block each, in order          else the upload is aborted
+4  the upload completes: data is visible    else the upload is aborted
+5  the index is put: the ledger is there    else both objects are deleted
+```
+
+The index is the commit marker. Whoever records the ledger in Pulsar's metadata does so after step 5. If a
+reply is lost in step 4 or 5, the object may be there: it is deleted too, the index before the data, so that
+no index is left without data. A request that lands after that leaves garbage, which `scan` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from offload.contracts.entries import EntryLedger
+from offload.contracts.store import Body, ObjectStore, Span, Upload, begin_upload
+from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.streams.entry_chunks import read_run
+from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter
+from offload_pulsar.index import PulsarIndex
+from offload_pulsar.ledger import PulsarLedger, Walks
+from offload_pulsar.ledger_metadata import LedgerMetadata
+from offload_pulsar.names import LEDGER_NAME, BrokerNames, PulsarKey, check_version
+
+__all__ = ["FoundAttempt", "PulsarBucket"]
+
+
+BLOCK_SIZE_BYTES_DEFAULT: Final = 64 * 2**20
+INDEX_SIZE_BYTES_MAX: Final = 64 * 2**20
+"""The largest index that is read: some 3 million blocks. The largest that we saw has 60 KB."""
+
+RUN_SIZE_BYTES: Final = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundAttempt:
+    """One attempt in a bucket, or an object of a stranger."""
+
+    key: PulsarKey | None
+    """The key of the data object. None for a stranger."""
+
+    name: str
+    """The key as it is listed: of the data object, or of the index if there is no data."""
+
+    data_size_bytes: int | None
+    index_size_bytes: int | None
+    """None if the object is absent."""
+
+    managed_ledger: str | None
+    """The topic partition, from the metadata. None if the store keeps none, or the object has none."""
+
+    @property
+    def finding(self) -> str:
+        """Say in a few words what it is."""
+        if self.key is None:
+            return "not Pulsar's"
+        if self.index_size_bytes is None:
+            return "garbage: data without index"
+        return "broken: index without data" if self.data_size_bytes is None else "whole"
+
+
+class PulsarBucket:
+    """The objects of Pulsar's tiered storage in `store`, which belongs to the caller.
+
+    Errors of the store are passed on, so wrap a store that retries if requests are to be repeated.
+    """
+
+    def __init__(self, store: ObjectStore, *, block_size_bytes_max: int = BLOCK_SIZE_BYTES_DEFAULT) -> None:
+        self._store = store
+        self._block_size_bytes_max = block_size_bytes_max
+        self._walks = Walks()
+        self._keeps_metadata = store.capabilities.metadata_size_bytes_max > 0
+
+    async def offload(
+        self,
+        ledger: EntryLedger,
+        uid: UUID,
+        *,
+        names: BrokerNames,
+        metadata: LedgerMetadata | None = None,
+    ) -> PulsarIndex:
+        """Write a closed ledger, and return its index once both objects are durable.
+
+        `uid` names the attempt, and must be new. `metadata` is BookKeeper's, if it is known. Raises `Misuse`
+        for a ledger that is open or empty, an entry that no block takes, and blocks that the store does not
+        take as parts. Raises `Corrupt` for a ledger that contradicts itself: another length, or ids that
+        skip. After any error nothing of the attempt is visible, unless deleting failed too, which a note of
+        the error says.
+        """
+        where = f"ledger {ledger.ledger_id}"
+        if not ledger.is_sealed or ledger.last_entry < 0:
+            raise Misuse(f"{where} is empty or open, and only a closed ledger with entries can be offloaded")
+        if metadata is None:
+            metadata = LedgerMetadata.of(length=ledger.length, last_entry=ledger.last_entry)
+        if (metadata.length, metadata.last_entry) != (ledger.length, ledger.last_entry):
+            raise Misuse(f"the metadata of {where} has another length or last entry than the ledger")
+        self._check_parts(ledger, where)
+        cutter = BlockCutter(
+            last_entry=ledger.last_entry,
+            length=ledger.length,
+            block_size_bytes_max=self._block_size_bytes_max,
+            where=where,
+        )
+        key = PulsarKey(uid, ledger.ledger_id)
+        upload = await begin_upload(self._store, str(key), self._metadata(names, key))
+        try:
+            firsts, sizes = await self._put_blocks(ledger, cutter, upload, where)
+            await upload.complete()
+        except BaseException as failure:
+            # Aborting first: if the completion was applied and its reply was lost, deleting undoes it.
+            await self._undo(failure, upload.abort())
+            await self._undo(failure, self._store.delete((str(key),)))
+            raise
+        index = PulsarIndex.of_blocks(ledger.ledger_id, metadata, firsts, sizes)
+        body = Body.of(index.encode(), metadata=self._metadata(names, key.index))
+        try:
+            await self._store.put(str(key.index), body)
+        except BaseException as failure:
+            await self._undo(failure, self.delete(ledger.ledger_id, uid))
+            raise
+        return index
+
+    async def open(self, ledger_id: int, uid: UUID) -> PulsarLedger:
+        """Open a ledger of either version, to read it.
+
+        Raises `NotOffloaded` if there is no index: an attempt that did not finish, or none. Raises `Corrupt`
+        for a version that is missing or foreign, an index without data, and a damaged index.
+        """
+        for key in (PulsarKey(uid, ledger_id), PulsarKey(uid)):
+            index_key = str(key.index)
+            try:
+                raw = await self._store.get(index_key, Span(0, INDEX_SIZE_BYTES_MAX + 1))
+                await self._check_version(index_key)
+            except NotFound:
+                continue
+            if len(raw) > INDEX_SIZE_BYTES_MAX:
+                most = f"at most {INDEX_SIZE_BYTES_MAX}"
+                raise Corrupt(
+                    "size of the index", index_key, expected=most, found=f"more than {len(raw) - 1}"
+                )
+            try:
+                await self._store.get(str(key), Span(0, 1))
+                await self._check_version(str(key))
+            except NotFound as exc:
+                raise Corrupt("data object", str(key), expected="present", found="absent") from exc
+            index = PulsarIndex.decode(raw, ledger_id=key.ledger_id, where=index_key)
+            for group in index.groups:
+                if group.ledger_id == ledger_id:
+                    return PulsarLedger(self._store, str(key), index, group, self._walks)
+        raise NotOffloaded(f"ledger {ledger_id} has no index of attempt {uid} in {self._store.url}")
+
+    async def delete(self, ledger_id: int, uid: UUID) -> None:
+        """Delete the index and the data of a V1 ledger. Idempotent.
+
+        V2 objects are left alone: they may have other ledgers.
+        """
+        key = PulsarKey(uid, ledger_id)
+        await self._store.delete((str(key.index),))
+        await self._store.delete((str(key),))
+
+    async def scan(self) -> AsyncIterator[FoundAttempt]:
+        """Yield every attempt, and every object of a stranger, in the order of their keys.
+
+        Memory is bounded: the two objects of an attempt are neighbours in a listing.
+        """
+        data: tuple[PulsarKey, int] | None = None
+        async for row in self._store.list(""):
+            key = PulsarKey.parse(row.key)
+            if data is not None and (key is None or key != data[0].index):
+                yield await self._found(data[0], data[1], None)
+                data = None
+            if key is None:
+                yield FoundAttempt(
+                    key=None,
+                    name=row.key,
+                    data_size_bytes=row.size_bytes,
+                    index_size_bytes=None,
+                    managed_ledger=None,
+                )
+            elif key.is_index:
+                yield await self._found(key.data, data and data[1], row.size_bytes)
+                data = None
+            else:
+                data = key, row.size_bytes
+        if data is not None:
+            yield await self._found(data[0], data[1], None)
+
+    async def _found(self, key: PulsarKey, data: int | None, index: int | None) -> FoundAttempt:
+        name = str(key.index if data is None else key)
+        managed = None
+        if self._keeps_metadata:
+            try:
+                managed = (await self._store.metadata_of(name) or {}).get(LEDGER_NAME)
+            except NotFound:  # deleted since it was listed
+                managed = None
+        return FoundAttempt(
+            key=key, name=name, data_size_bytes=data, index_size_bytes=index, managed_ledger=managed
+        )
+
+    def _metadata(self, names: BrokerNames, key: PulsarKey) -> dict[str, str]:
+        return names.metadata(key) if self._keeps_metadata else {}
+
+    async def _check_version(self, key: str) -> None:
+        if self._keeps_metadata:
+            check_version(await self._store.metadata_of(key) or {}, where=key)
+
+    def _check_parts(self, ledger: EntryLedger, where: str) -> None:
+        """Refuse blocks that the store does not take as parts, before anything is sent."""
+        takes, block = self._store.capabilities, self._block_size_bytes_max
+        needed = ledger.length + ENTRY_HEADER_SIZE_BYTES * (ledger.last_entry + 1)
+        if not takes.multipart:
+            raise Misuse(f"{self._store.url} takes no objects in parts, which {where} needs")
+        if block < takes.part_size_bytes_min and HEADER_SIZE_BYTES + needed > block:
+            least = takes.part_size_bytes_min
+            raise Misuse(f"blocks of {block} bytes are too small for {self._store.url}: the least is {least}")
+        if takes.part_size_bytes_max is not None and block > takes.part_size_bytes_max:
+            most = takes.part_size_bytes_max
+            raise Misuse(f"blocks of {block} bytes are too large for {self._store.url}: the most is {most}")
+        least_parts = -(-needed // max(block - HEADER_SIZE_BYTES, 1))
+        if takes.parts_max is not None and least_parts > takes.parts_max:
+            raise Misuse(_too_many(where, takes.parts_max))
+
+    async def _put_blocks(
+        self, ledger: EntryLedger, cutter: BlockCutter, upload: Upload, where: str
+    ) -> tuple[list[int], list[int]]:
+        """Put every block as a part, and return the first entry and the size of each."""
+        firsts, sizes, at = list[int](), list[int](), 0
+        parts_max = self._store.capabilities.parts_max
+        while at <= ledger.last_entry:
+            run = await read_run(ledger, at, ledger.last_entry, size_bytes=RUN_SIZE_BYTES, where=where)
+            for block in cutter.add(run.data, run.starts, run.ends):
+                if len(firsts) == parts_max:
+                    raise Misuse(_too_many(where, len(firsts)))
+                firsts.append(block.first_entry_id)
+                sizes.append(len(block.data))
+                await upload.put_part(len(firsts), block.data)
+            at += len(run.starts)
+        return firsts, sizes
+
+    @staticmethod
+    async def _undo(failure: BaseException, step: Awaitable[None]) -> None:
+        """Clean up after `failure`. If that fails too, the failure gets a note."""
+        try:
+            await step
+        except OffloadError as exc:
+            failure.add_note(f"cleaning up failed, and objects of the attempt may be left: {exc}")
+
+
+def _too_many(where: str, parts_max: int) -> str:
+    return f"{where} needs more than the {parts_max} parts that the store takes: choose larger blocks"
