@@ -28,6 +28,7 @@ from offload import (
     EntryRun,
     LedgerOffloader,
     NotOffloaded,
+    OffloadError,
     Source,
     SourceStream,
     StreamReader,
@@ -221,16 +222,29 @@ async def offload(store: LedgerStore, source: StoreSource, tier: LedgerOffloader
 
 
 async def read_entry(store: LedgerStore, tier: LedgerOffloader, ledger_id: int, entry_id: int) -> bytes:
-    """Return one entry, from the disk or from the tier."""
+    """Return one entry, from the disk or from the tier. Raises `NotOffloaded` if neither has it."""
+    none = NotOffloaded(f"no entry {ledger_id}:{entry_id}")
+    if entry_id < 0:
+        raise none
     for ledger in store.ledgers:
         if ledger.ledger_id == ledger_id:
+            if entry_id >= len(ledger.ends):
+                raise none
             run = await StoredLedger(ledger).entries(entry_id, entry_id, size_bytes=1)
             return bytes(run.data)
-    offset = entry_id + await first_offset_of_ledger(await tier.view(STREAM), ledger_id)
+    try:
+        view = await tier.view(STREAM)
+        offset = entry_id + await first_offset_of_ledger(view, ledger_id)
+    except NotOffloaded as error:
+        raise none from error
+    # Behind the ledger, the same sum is the offset of an entry of a later one.
+    found = await view.find(offset)
+    if found is None or found.ledger_id != ledger_id:
+        raise none
     reader = await StreamReader.open(tier, STREAM)
     async for batch in reader.messages(await reader.offset_of(AtOffset(offset))):
         return batch.bodies[offset - batch.offset]
-    raise NotOffloaded(f"no entry {ledger_id}:{entry_id}")
+    raise none
 
 
 def checksum_of(size_bytes: int, time_ms: int, entry: bytes) -> int:
@@ -253,4 +267,9 @@ async def main(command: str, folder: str, tier_url: str, *entry: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    if (sys.argv[1:2], len(sys.argv)) not in ((["write"], 4), (["read"], 6)):
+        sys.exit(f"usage: {sys.argv[0]} write FOLDER TIER | read FOLDER TIER LEDGER ENTRY")
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except OffloadError as error:
+        sys.exit(str(error))

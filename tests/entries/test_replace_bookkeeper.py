@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from offload import open_tier
+import pytest
+
+from offload import NotOffloaded, open_tier
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "replace-bookkeeper" / "ledger_store.py"
 KILLS = 6
@@ -65,19 +67,27 @@ def check_entries(folder: Path, acknowledged: list[str]) -> int:
 def test_ledgers_leave_the_disk_and_their_entries_are_found(tmp_path: Path) -> None:
     """The lines and ids are those of the page."""
     acknowledged = written(tmp_path, [str(number) for number in range(1000, 1050)])
-    words = [
-        sys.executable,
-        str(EXAMPLE),
-        "read",
-        str(tmp_path / "ledgers"),
-        str(tmp_path / "tier"),
-        "0",
-        "7",
-    ]
+    words = [sys.executable, str(EXAMPLE), "read", str(tmp_path / "ledgers"), str(tmp_path / "tier")]
 
     assert acknowledged[7] == "0:7 1007"
     assert check_entries(tmp_path, acknowledged) == 1
-    assert subprocess.run(words, capture_output=True, check=True, timeout=60).stdout == b"1007\n"
+    assert subprocess.run([*words, "0", "7"], capture_output=True, check=True, timeout=60).stdout == b"1007\n"
+    missing = subprocess.run([*words, "0", "25"], capture_output=True, check=False, timeout=60)
+    assert (missing.returncode, missing.stdout, missing.stderr) == (1, b"", b"no entry 0:25\n")
+
+
+def test_an_entry_that_does_not_exist_is_never_one_of_another_ledger(tmp_path: Path) -> None:
+    written(tmp_path, [str(number) for number in range(1000, 1050)])
+    example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+
+    async def run() -> None:
+        store = example["LedgerStore"](tmp_path / "ledgers")
+        async with open_tier(str(tmp_path / "tier")) as tier:
+            for place in ((0, 20), (0, 25), (0, -1), (1, 20), (1, 10**9), (2, 10), (2, -1), (3, 0)):
+                with pytest.raises(NotOffloaded):
+                    await example["read_entry"](store, tier, *place)
+
+    asyncio.run(run())
 
 
 def test_no_acknowledged_entry_is_lost_if_the_store_is_killed_again_and_again(tmp_path: Path) -> None:
