@@ -108,8 +108,12 @@ class Blocking:
         """Run a coroutine on the facade's event loop and wait for it.
 
         Ctrl-C cancels the coroutine. `KeyboardInterrupt` is raised when the coroutine has ended, including
-        its cleanup. Raises `Misuse` if the facade is closed before or while the coroutine runs.
+        its cleanup. Raises `Misuse` for anything but a coroutine, and if the facade is closed before or while
+        the coroutine runs.
         """
+        # Checked here: on the loop, no task could be made of it, and the caller would wait for ever.
+        if not asyncio.iscoroutine(coroutine):
+            raise Misuse(f"run takes a coroutine, such as `run(f())`, not {coroutine!r}")
         try:
             call = self._begin(coroutine)
         except Misuse:

@@ -172,6 +172,9 @@ class FolderLog(LedgerLog):
         `Fenced` if a writer had a newer epoch than the given one, and `Corrupt` for damage that no crash
         explains; then no file of the log was changed.
         """
+        if durability not in list(Durability):
+            has = ", ".join(repr(each.value) for each in Durability)
+            raise Misuse(f"durability is one of {has}, not {durability!r}")
         durability = Durability(durability)
         if not 0 < roll_size_bytes <= ROLL_SIZE_BYTES_MAX or not 0 < roll_chunks <= ROLL_CHUNKS:
             raise Misuse(

@@ -8,19 +8,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from numbers import Integral, Real
+from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
 from offload.streams.choice import ReadPriority
 
 __all__ = ["LedgerPolicy", "WhenFull"]
 
+E = TypeVar("E", bound=StrEnum)
+
 
 class WhenFull(StrEnum):
     """What an append does while the local log is larger than its bound."""
 
     BLOCK = "block"
-    """It waits until local copies were deleted."""
+    """It waits until local copies were deleted. Without a trigger, such as `offload_size_bytes`, that is only
+    after the caller has called `offload_prefix`."""
     REJECT = "reject"
     """It raises `Throttled`, and nothing is written."""
     GROW = "grow"
@@ -31,7 +35,11 @@ class WhenFull(StrEnum):
 class LedgerPolicy:
     """When a managed ledger does what. None means never, or no limit. Raises `Misuse` for impossible values.
 
-    A broker that rolls at 64 MiB makes one full fragment of each ledger.
+    `ManagedLedgers` applies the policy. A single `ManagedLedger` applies it only in `step`. By itself it
+    seals the open ledger at `roll_size_bytes`, and holds appends at `local_size_bytes_max`.
+
+    Choices may be given as text, such as `when_full="reject"`. A broker that rolls at 64 MiB makes one full
+    fragment of each ledger.
     """
 
     roll_size_bytes: int = 64 * 2**20
@@ -64,9 +72,12 @@ class LedgerPolicy:
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None and not (0 <= value < math.inf):
-                raise Misuse(f"{name} is a finite number from 0 on, or None, not {value!r}")
+            _check_number(name, getattr(self, name))
+        if self.roll_size_bytes is None:
+            raise Misuse("roll_size_bytes is a number of bytes, not None")
+        # Text is equal to its choice, but `is` would take neither branch, so an append would wait for ever.
+        object.__setattr__(self, "when_full", _chosen("when_full", WhenFull, self.when_full))
+        object.__setattr__(self, "read_priority", _chosen("read_priority", ReadPriority, self.read_priority))
         if self.roll_size_bytes < 1:
             raise Misuse("roll_size_bytes is at least 1: a ledger has a record")
         for trigger, limit in (
@@ -94,6 +105,25 @@ class LedgerPolicy:
     def retains_for_ever(self) -> bool:
         """True if nothing is deleted on both sides."""
         return self.retention_seconds is None and self.retention_size_bytes is None
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raise `Misuse` unless this is None, or a number that counts what the field's name says."""
+    is_size = name.endswith(("_bytes", "_bytes_max"))
+    unit, kind = ("whole number of bytes", Integral) if is_size else ("number of seconds", Real)
+    if value is None:
+        return
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:
+        raise Misuse(f"{name} is a finite {unit} from 0 on, or None, not {value!r}")
+
+
+def _chosen(name: str, choices: type[E], value: str) -> E:
+    try:
+        return choices(value)
+    except ValueError:
+        has = ", ".join(repr(each.value) for each in choices)
+        raise Misuse(f"{name} is one of {has}, not {value!r}") from None
 
 
 _NUMBERS: Final = (

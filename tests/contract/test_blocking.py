@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from offload_conformance import Sample, ledger_of
@@ -420,3 +421,10 @@ def test_a_facade_whose_stream_was_claimed_raises_once_and_claims_it_again(store
         with pytest.raises(Fenced):
             tier.append("orders", [b"three"])
         assert tier.append("orders", [b"three"]) == 2
+
+
+@pytest.mark.parametrize("given", [len, None, 1])
+def test_running_anything_but_a_coroutine_is_misuse_at_once(given: Any) -> None:
+    """A function without its parentheses would otherwise leave the caller waiting for ever."""
+    with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier, pytest.raises(Misuse):
+        tier.run(given)
