@@ -6,7 +6,8 @@
 
 An append goes to the log alone, and never waits for the tier, unless the log has passed its bound. Everything
 else is the work of `step`: it seals ledgers that are old, copies sealed ones, deletes local copies that the
-tier has, and applies retention. `ManagedLedgers` calls it when something is due.
+tier has, saves cursors, and applies retention. `ManagedLedgers` calls it when something is due. A single
+managed ledger does none of this until its owner calls `step`.
 
     done                            then                                a crash in between
     appended                        the producer is answered            the record is in the log
@@ -95,6 +96,9 @@ class LedgerState(StrEnum):
 
 class ManagedLedger:
     """One stream of a broker. It belongs to one event loop; its methods may be called at the same time.
+
+    It has no task of its own: the policy is applied, and cursors are saved, when `step` is called. Open it
+    with `ManagedLedgers`, which does so, or call `step` yourself, as its docstring says.
 
     Every method raises `Misuse` after `close`, and `Fenced` after the stream was claimed by another process.
     """
@@ -373,8 +377,8 @@ class ManagedLedger:
     def acknowledge(self, name: str, next_offset: int) -> None:
         """Move a cursor: everything below `next_offset` is acknowledged. A lower offset changes nothing.
 
-        The position is saved a second later, and when the ledger is closed. Raises `Misuse` for an unknown
-        cursor, and for an offset beyond the end.
+        The position is saved by the next `step`, which `ManagedLedgers` calls a second later, and when the
+        ledger is closed. Raises `Misuse` for an unknown cursor, and for an offset beyond the end.
         """
         with self._moving():
             self._cursors.move(name, next_offset, end=self.next_offset)
@@ -499,6 +503,9 @@ class ManagedLedger:
 
     async def step(self) -> float:
         """Do what is due. Return the seconds until something may be due again, if nothing changes before.
+
+        `ManagedLedgers` calls it. Without that, call it again after these seconds, and earlier if `due` of
+        `open` says so. A call that finds nothing due costs no request.
 
         Raises no error of the framework: `error` has it, and events report a pause and its end.
         """
