@@ -25,10 +25,10 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
 from offload.errors import Misuse
-from offload.formats.chunk_writer import build_chunk
+from offload.formats.chunk_writer import build_chunk, checked_records
 from offload.local.memory_handle import MemoryHandle
 from offload.model.manifest import Manifest
-from offload.model.position import AtEdge, Position
+from offload.model.position import AtEdge, AtOffset, PartOffset, Position, check_start
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.plugins import Plugins
@@ -141,12 +141,13 @@ class Blocking:
         defaults to the time of this machine. Raises as `StreamWriter.offload`, and `Misuse` for records that
         do not fit a chunk.
         """
+        kept = checked_records(records)
 
         async def appended(writer: StreamWriter) -> int:
             offset = writer.manifest.next_offset
             now_ms = writer.env.now_ms() if timestamp_ms is None else timestamp_ms
             epoch = writer.manifest.source_epoch
-            chunk = build_chunk(records, offset=offset, timestamp_ms=now_ms, epoch=epoch)
+            chunk = build_chunk(kept, offset=offset, timestamp_ms=now_ms, epoch=epoch)
             await writer.offload([MemoryHandle([chunk])])
             return offset
 
@@ -199,10 +200,18 @@ class Blocking:
             for batch in batches:
                 yield from enumerate(decoding.decode(batch.bodies), batch.offset)
 
-    def read(self, stream: str, start: Position = AtEdge.FIRST) -> Generator[Messages, None, None]:
-        """Yield the messages of a stream and its parts from a position on, chunk by chunk."""
+    def read(
+        self, stream: str, start: Position | int | PartOffset = AtEdge.FIRST
+    ) -> Generator[Messages, None, None]:
+        """Yield the messages of a stream and its parts from a position or an offset on, chunk by chunk.
+
+        Raises `Misuse` for what is neither.
+        """
+        start = AtOffset(start) if isinstance(start, int) else start
+        check_start(start)
         reader = self.run(StreamReader.open(self._catalogue, stream))
-        batches = reader.messages(self.run(reader.place_of(start)))
+        place = start if isinstance(start, PartOffset) else self.run(reader.place_of(start))
+        batches = reader.messages(place)
         try:
             while (batch := self.run(_next(batches))) is not None:
                 yield batch

@@ -13,6 +13,7 @@ Timestamps, epochs and offsets are arguments. The caller must make the chunks a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from offload.errors import Misuse
 from offload.formats.bloom import build_filter
@@ -61,6 +62,15 @@ def build_chunk(
         filter_bytes=filter_bytes,
         trailer=trailer,
     )
+
+
+def checked_records(records: Any) -> tuple[bytes, ...]:
+    """Return the records of a caller. Raises `Misuse` unless they are bytes, and at least one."""
+    # One bytes object is a sequence too, of numbers. A generator can be consumed only once.
+    kept = () if isinstance(records, bytes | str) else tuple(records)
+    if not kept or not all(isinstance(record, bytes) for record in kept):
+        raise Misuse("append a list of at least one record; each record is bytes")
+    return kept
 
 
 def build_tracking_chunk(

@@ -54,6 +54,7 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
+from offload.formats.chunk_writer import checked_records
 from offload.managed.budget import ByteBudget
 from offload.managed.contexts import LedgerContext, contexts_of
 from offload.managed.cursors import CursorPlace, Cursors, LogCursors
@@ -69,7 +70,7 @@ from offload.managed.rules import (
 )
 from offload.managed.tier_copy import TierCopy
 from offload.managed.work import SAVE_SECONDS, LedgerWork
-from offload.model.position import PartOffset, Position
+from offload.model.position import PartOffset, Position, check_start
 from offload.streams.batches import Messages
 from offload.streams.block_cache import BlockCache
 from offload.streams.choice import ReadPriority
@@ -230,6 +231,7 @@ class ManagedLedger:
         another history, and what `LedgerLog.append` raises.
         """
         self._refuse_if_over()
+        records = checked_records(records)
         await self._meet_tier()
         size_bytes = sum(map(len, records))
         while True:
@@ -323,6 +325,7 @@ class ManagedLedger:
         `Diverged` and `Fenced` that come from the tier also end the appends.
         """
         self._refuse_if_over()
+        check_start(start)
         async with aclosing(self._reading.messages(start)) as batches:
             with self._watching(is_read=True):
                 async for batch in batches:
@@ -335,6 +338,7 @@ class ManagedLedger:
         process has claimed the stream. Otherwise as `read`, and it waits for a tier that does not answer.
         """
         self._refuse_if_over()
+        check_start(start)
         async with aclosing(self._reading.messages(start, self._watch)) as batches:
             with self._watching(is_read=True):
                 async for batch in batches:

@@ -66,6 +66,14 @@ class PartOffset:
     offset: int
 
 
+def check_start(start: object) -> None:
+    """Raise `Misuse` unless this is a `Position`, a `PartOffset`, or a number that can be an offset."""
+    offset = start.offset if isinstance(start, AtOffset | PartOffset) else start
+    is_offset = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= OFFSET_MAX
+    if not is_offset and not isinstance(start, AtEdge | AtTime):
+        raise Misuse(f"{start!r} is not a position: use AtEdge.FIRST, AtTime, or an offset from 0 on")
+
+
 def parse_position(text: str, *, now_ms: int | None = None) -> Position:
     """Parse a SPEC. Raises `Misuse` if it has none of the forms above.
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from managed_world import World, bodies, fill, run
 
+from offload import AtOffset, Blocking, ObjectStoreOffloader, PartOffset
 from offload.errors import Misuse, Throttled
 from offload.managed.policy import LedgerPolicy, WhenFull
+from offload.store.memory import MemoryStore
 from offload.streams.choice import ReadPriority
 
 
@@ -49,3 +51,46 @@ def test_a_choice_given_as_text_does_what_the_choice_does() -> None:
         await ledger.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("start", ["first", 1.5, None, -1, True, 2**64, AtOffset(-1)])
+def test_reading_from_what_is_no_position_is_misuse(start: Any) -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open()
+        await fill(ledger, 1)
+        for batches in (ledger.read(start), ledger.follow(start)):
+            with pytest.raises(Misuse, match="is not a position"):
+                await anext(batches)
+        await ledger.close()
+
+    run(scenario)
+    with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier:
+        tier.append("orders", [b"one"])
+        with pytest.raises(Misuse, match="is not a position"):
+            next(tier.read("orders", start))
+
+
+def test_a_blocking_read_takes_an_offset() -> None:
+    with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier:
+        tier.append("orders", [b"one"])
+        tier.append("orders", [b"two"])
+        for start in (1, AtOffset(1), PartOffset(1, 1)):
+            assert [batch.bodies for batch in tier.read("orders", start)] == [[b"two"]]
+
+
+@pytest.mark.parametrize("records", [b"xyz", "xyz", [], ["x"], [1], [bytearray(b"x")]])
+def test_appending_anything_but_a_list_of_bytes_is_misuse(records: Any) -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open()
+        with pytest.raises(Misuse, match="each record is bytes"):
+            await ledger.append(records)
+        assert await ledger.append(each for each in [b"a", b"b"]) == 0  # type: ignore[arg-type]
+        assert await bodies(ledger) == [b"a", b"b"]
+        await ledger.close()
+
+    run(scenario)
+    with (
+        Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier,
+        pytest.raises(Misuse, match="each record is bytes"),
+    ):
+        tier.append("orders", records)
