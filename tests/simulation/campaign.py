@@ -4,6 +4,7 @@
     PYTHONPATH=tests python -m simulation --seed 4711 --trace
     PYTHONPATH=tests python -m simulation --seeds 0:100 --mutant "lookup: by first times"
     PYTHONPATH=tests python -m simulation --seeds 0:2000 --mutants
+    PYTHONPATH=tests python -m simulation --seeds 0:2000 --owners
 
 Exits with 1 if a history broke an invariant, and prints its seed and step. `docs/testing.md` has more.
 """
@@ -20,22 +21,25 @@ import pytest
 
 from simulation.history import simulate
 from simulation.mutants import BY_REPLAY, PLANTED
+from simulation.owner_mutants import OWNER_BUGS
 from simulation.world import Broken, Figures
 
 BATCH = 50
+ALL_BUGS = {**PLANTED, **OWNER_BUGS}
 
 
 def main() -> int:
     """Run the histories that the arguments select, and return the exit code."""
     asked = _arguments()
+    owned = asked.owners or asked.mutant in OWNER_BUGS
     if asked.seed is not None:
-        return _replay(asked.seed, asked.mutant, trace=asked.trace)
+        return _replay(asked.seed, asked.mutant, owned=owned, trace=asked.trace)
     first, _, end = asked.seeds.partition(":")
     seeds = range(int(first), int(end))
     if asked.mutants:
-        return _find(seeds, asked.processes)
+        return _find(seeds, asked.processes, owned=owned)
     began, figures, broken = time.monotonic(), Figures(), 0
-    for part, failures in _parts(seeds, asked.mutant, asked.processes):
+    for part, failures in _parts(seeds, asked.mutant, asked.processes, owned=owned):
         figures.add(part)
         broken += len(failures)
         for failure in failures:
@@ -68,16 +72,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mutants", action="store_true", help="print the first seed that finds each planted bug"
     )
-    parser.add_argument("--mutant", choices=sorted(PLANTED), help="plant this bug")
+    parser.add_argument("--mutant", choices=sorted(ALL_BUGS), help="plant this bug")
+    parser.add_argument(
+        "--owners", action="store_true", help="run histories of two managed ledgers that own one stream"
+    )
     return parser.parse_args()
 
 
-def _replay(seed: int, mutant: str | None, *, trace: bool) -> int:
+def _replay(seed: int, mutant: str | None, *, owned: bool, trace: bool) -> int:
     with pytest.MonkeyPatch.context() as patch:
         if mutant is not None:
-            PLANTED[mutant].take_out(patch)
+            ALL_BUGS[mutant].take_out(patch)
         try:
-            figures = simulate(seed, tell=print if trace else None)
+            figures = simulate(seed, owned=owned, tell=print if trace else None)
         except AssertionError as broken:
             print(broken)
             return 1
@@ -85,11 +92,10 @@ def _replay(seed: int, mutant: str | None, *, trace: bool) -> int:
     return 0
 
 
-def _find(seeds: range, processes: int) -> int:
+def _find(seeds: range, processes: int, *, owned: bool) -> int:
+    names = OWNER_BUGS if owned else [name for name in PLANTED if name not in BY_REPLAY]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for name, seed, how in pool.imap(
-            _first, [(name, seeds) for name in PLANTED if name not in BY_REPLAY]
-        ):
+        for name, seed, how in pool.imap(_first, [(name, seeds) for name in names]):
             print(f"{name!r}: {seed},  # {how}", flush=True)
     return 0
 
@@ -97,30 +103,32 @@ def _find(seeds: range, processes: int) -> int:
 def _first(job: tuple[str, range]) -> tuple[str, int | None, str]:
     name, seeds = job
     with pytest.MonkeyPatch.context() as patch:
-        PLANTED[name].take_out(patch)
+        ALL_BUGS[name].take_out(patch)
         for seed in seeds:
             try:
-                simulate(seed)
+                simulate(seed, owned=name in OWNER_BUGS)
             except Broken as broken:
                 return name, seed, str(broken).partition(": ")[2]
     return name, None, "not found"
 
 
-def _parts(seeds: range, mutant: str | None, processes: int) -> Iterator[tuple[Figures, list[str]]]:
-    jobs = ((seeds[start : start + BATCH], mutant) for start in range(0, len(seeds), BATCH))
+def _parts(
+    seeds: range, mutant: str | None, processes: int, *, owned: bool
+) -> Iterator[tuple[Figures, list[str]]]:
+    jobs = ((seeds[start : start + BATCH], mutant, owned) for start in range(0, len(seeds), BATCH))
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap_unordered(_run, jobs)
 
 
-def _run(job: tuple[range, str | None]) -> tuple[Figures, list[str]]:
-    seeds, mutant = job
+def _run(job: tuple[range, str | None, bool]) -> tuple[Figures, list[str]]:
+    seeds, mutant, owned = job
     figures, failures = Figures(), []
     with pytest.MonkeyPatch.context() as patch:
         if mutant is not None:
-            PLANTED[mutant].take_out(patch)
+            ALL_BUGS[mutant].take_out(patch)
         for seed in seeds:
             try:
-                figures.add(simulate(seed))
+                figures.add(simulate(seed, owned=owned))
             except Broken as broken:
                 failures.append(str(broken))
     return figures, failures

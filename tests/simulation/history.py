@@ -16,14 +16,17 @@ from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import Sweeper
-from simulation import accident, locksmith, people
+from simulation import accident, locksmith, owners, people
 from simulation.weather import GRACE_SECONDS
-from simulation.world import Figures, World, after
+from simulation.world import Figures, Process, World, after
 
 
-def simulate(seed: int, *, tell: Callable[[str], None] | None = None) -> Figures:
-    """Run the history of this seed. Raises `Broken` if an invariant is broken."""
-    return World(seed, tell=tell).run(_live)
+def simulate(seed: int, *, owned: bool = False, tell: Callable[[str], None] | None = None) -> Figures:
+    """Run the history of this seed. Raises `Broken` if an invariant is broken.
+
+    If `owned`, the stream belongs to two managed ledgers, and the seed gives another history.
+    """
+    return World(seed, owned=owned, tell=tell).run(_live)
 
 
 async def _live(world: World) -> None:
@@ -42,6 +45,7 @@ async def _live(world: World) -> None:
         ("scrubber", weather.scrubs or weather.loses_roots, people.scrub),
         ("rotator", weather.rotators, locksmith.rotate_often),
         ("shredder", weather.shredders, locksmith.shred_sometimes),
+        *((f"owner{number}", 1, owners.own) for number in range(weather.owners)),
     ):
         world.roles[role] = ceil(count), person
     world.go_on()
@@ -64,6 +68,20 @@ async def _live(world: World) -> None:
 async def _finish(world: World) -> None:
     """Append with a last writer, read everything with a last reader, and run a last sweep."""
     last = world.process("last")
+    if world.weather.owners:
+        await owners.finish(world)
+    else:
+        await _append_last(world, last)
+    sweeper = Sweeper(last.offloader, grace_seconds=GRACE_SECONDS, env=last.env, uploads_seconds=0)
+    await sweeper.sweep()
+    world.loop.now += 2 * GRACE_SECONDS
+    report = await sweeper.sweep()
+    assert not any(stream.errors for stream in report.streams)
+    await locksmith.check_graves(world)
+    world.check()
+
+
+async def _append_last(world: World, last: Process) -> None:
     world.restore_the_broker()
     log, begin, root = world.broker.log, world.broker.first_offset, world.judge.root
     at = begin if root is None else max(begin, root.next_offset)
@@ -79,14 +97,6 @@ async def _finish(world: World) -> None:
     if world.weather.encrypts:
         await locksmith.retire(world)
         await _check_reading(world, after(first, 1))
-
-    sweeper = Sweeper(last.offloader, grace_seconds=GRACE_SECONDS, env=last.env, uploads_seconds=0)
-    await sweeper.sweep()
-    world.loop.now += 2 * GRACE_SECONDS
-    report = await sweeper.sweep()
-    assert not any(stream.errors for stream in report.streams)
-    await locksmith.check_graves(world)
-    world.check()
 
 
 async def _check_reading(world: World, end: int) -> None:

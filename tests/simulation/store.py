@@ -256,7 +256,7 @@ class SimulatedStore(ObjectStore):
     ) -> T:
         """Make one request: wait for its turn, apply it or fail, and deliver its reply."""
         world, weather = self._world, self._world.weather
-        await self._turn(operation, key, self._landing(act) if changes else None, torn)
+        await self.turn(operation, key, self._landing(act) if changes else None, torn)
         if world.chance(weather.refused):
             world.happened("refused")
             raise TryAgain(f"{operation} of {key!r}: refused")
@@ -269,7 +269,7 @@ class SimulatedStore(ObjectStore):
             raise OutcomeUnknown(f"{operation} of {key!r}: no answer")
         result = self._judged(act)
         if world.chance(0.5):
-            await self._turn("  replied", key)
+            await self.turn("  replied", key)
         if world.chance(weather.lost_reply):
             world.happened("lost replies")
             if not changes:
@@ -277,13 +277,14 @@ class SimulatedStore(ObjectStore):
             raise OutcomeUnknown(f"{operation} of {key!r}: no answer")
         return result
 
-    async def _turn(
+    async def turn(
         self,
         operation: str,
         key: str,
         act: Callable[[], None] | None = None,
         torn: Callable[[], None] | None = None,
     ) -> None:
+        """Wait for a turn. Raises `Crash` if the process ends meanwhile."""
         if self._process.dead:
             raise Crash
         turn = Turn(self._process, operation, key, self._world.loop.create_future(), act, torn)

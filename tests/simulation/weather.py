@@ -94,6 +94,8 @@ class Weather:
     """How long a process keeps a key in memory."""
     rotators: int = 0
     shredders: int = 0
+    owners: int = 0
+    """The number of managed ledgers of the stream. If there are some, nobody else appends to it."""
 
     @classmethod
     def of(cls, random: Random) -> Weather:
@@ -218,6 +220,25 @@ class Weather:
             kept_seconds=random.choice((0.0, 5.0, 20.0, 300.0)),
             **random.choice(({}, calm)),
         )
+
+    def with_owners(self, random: Random) -> Self:
+        """Return this weather for two managed ledgers, which are the only writers. No root is lost."""
+        owned = replace(
+            self,
+            steps=random.choice((200, 400, 700)),
+            owners=2,
+            sweepers=random.choice((0, 1, 1)),
+            trimmers=random.choice((0, 0, 0, 1)),
+            compactors=random.choice((0, 0, 0, 1)),
+            deletes=random.random() < 0.15,
+            loses_roots=0.0,
+            loses_anchor="",
+            truncates=0.0,
+            first_offset=0,
+            encrypts=False,
+        )
+        nobody = ("writers", "readers", "aborters", "jobs", "fetchers", "rotators", "shredders")
+        return replace(owned, mayflies=False, **dict.fromkeys(nobody, 0), outages=0.0, copy_losses=0.0)
 
     def _of_sleepers(self) -> Self:
         """Return a weather of rivals that stall before creates, while sweeps delete old roots at once."""

@@ -62,6 +62,7 @@ from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
 from simulation.keys import KeyHouse
 from simulation.loop import DirectedLoop
+from simulation.owners import Disk, OwnedBroker
 from simulation.store import Crash, Life, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
 
@@ -234,14 +235,20 @@ class Figures:
 class World:
     """A world, as the module's docstring describes it."""
 
-    def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seed: int, *, owned: bool = False, tell: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
         # These are drawn separately, so they do not change the rest of the draw.
         weather = Weather.of(self.random).with_guests(Random(f"{seed}/jobs"))
         self.weather = weather.on_a_tier(Random(f"{seed}/tier")).with_keys(Random(f"{seed}/keys"))
+        if owned:
+            self.weather = self.weather.with_owners(Random(f"{seed}/owners"))
         self.tell = tell
-        self.broker = Broker(self.weather.first_offset)
+        self.disks: dict[str, Disk] = {}
+        """The disks of managed ledgers, by role."""
+        self.broker = (
+            OwnedBroker(0, now=lambda: self.loop.now) if owned else Broker(self.weather.first_offset)
+        )
         self.house = KeyHouse(Random(f"{seed}/house"))
         self.graves: list[locksmith.Grave] = []
         """The lives of the stream that were shredded."""

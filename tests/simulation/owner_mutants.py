@@ -1,0 +1,123 @@
+"""Bugs planted into managed ledgers, one at a time, for histories of two owners to find.
+
+A local copy is guarded more than once. If one guard is enough, a bug takes out all that would hide it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from protocol_mutants import Mutant, set_to
+
+from offload.managed import tier_copy, work
+from offload.managed.ledger import ManagedLedger
+from offload.managed.policy import LedgerPolicy
+from offload.managed.rules import Situation
+from offload.managed.tier_copy import TierCopy
+from offload.managed.work import LedgerWork
+
+_OFFLOAD, _SITUATION, _REMOVABLE = TierCopy.offload, LedgerWork.situation, work.removable_offset
+_TRIM_TARGET = TierCopy.trim_target
+
+
+async def _nothing(*args: Any, **options: Any) -> None:
+    pass
+
+
+def _ignore(*args: Any, **options: Any) -> None:
+    pass
+
+
+async def _known_is_agreed(self: TierCopy) -> bool:
+    return True
+
+
+async def _ends_are_enough(self: TierCopy) -> bool:
+    return await self.look() is not None
+
+
+async def _believe_before_the_commit(self: TierCopy, until: int) -> None:
+    self.committed_ms = [*self.committed_ms, (until, 0)]
+    await _OFFLOAD(self, until)
+
+
+def _by_what_was_believed(self: LedgerWork) -> Situation:
+    now = _SITUATION(self)
+    end = max((end for end, _ in now.committed_ms), default=0)
+    return replace(now, tier_first=now.tier_first or 0, tier_next=max(now.tier_next or 0, end))
+
+
+def _lag_is_ignored(now: Situation, policy: LedgerPolicy) -> tuple[int, str]:
+    lag = None if policy.deletion_lag_seconds is None else 0.0
+    earlier = [(end, 0) for end, _ in now.committed_ms]
+    return _REMOVABLE(replace(now, committed_ms=earlier), replace(policy, deletion_lag_seconds=lag))
+
+
+async def _cursors_are_passed(self: TierCopy, retention: Any, *, slowest_offset: int | None) -> int | None:
+    return await _TRIM_TARGET(self, retention, slowest_offset=None)
+
+
+async def _epochs_begin_again(self: TierCopy) -> None:
+    manifest = await self.look(may_lead=True)
+    if manifest is not None and manifest.next_offset > self.log.next_offset:
+        await self.log.begin(manifest.next_offset)
+
+
+OWNER_BUGS: Final[dict[str, Mutant]] = {
+    "owner: copies go by a root that was not accepted": Mutant(
+        "-",
+        "a local copy goes by an accepted root only",
+        set_to(
+            (TierCopy, "offload", _believe_before_the_commit),
+            (LedgerWork, "situation", _by_what_was_believed),
+            (TierCopy, "agree", _known_is_agreed),
+            (TierCopy, "confirm", _nothing),
+        ),
+    ),
+    "owner: copies go by a rival's end": Mutant(
+        "-",
+        "a local copy goes only if the log has the tier's history",
+        set_to((TierCopy, "agree", _ends_are_enough), (TierCopy, "confirm", _nothing)),
+    ),
+    "owner: fenced is ignored": Mutant(
+        "-", "a fenced owner takes no append", set_to((ManagedLedger, "_fence", _ignore))
+    ),
+    "owner: the deletion lag is ignored": Mutant(
+        "-", "a local copy stays for the deletion lag", set_to((work, "removable_offset", _lag_is_ignored))
+    ),
+    "owner: retention passes cursors": Mutant(
+        "-",
+        "retention deletes nothing that a cursor has not passed",
+        set_to((TierCopy, "trim_target", _cursors_are_passed)),
+    ),
+    "owner: a fork is offloaded": Mutant(
+        "-",
+        "a log is compared with the tier before it is offloaded",
+        set_to((tier_copy, "check_part", _nothing), (TierCopy, "agree", _ends_are_enough)),
+    ),
+    "owner: the tier is not asked": Mutant(
+        "-",
+        "the first append asks where the tier ends",
+        set_to((ManagedLedger, "_meet_tier", _nothing)),
+    ),
+    "owner: a new disk begins at 0": Mutant(
+        "-", "a log without records begins where the tier ends", set_to((TierCopy, "begin", _nothing))
+    ),
+    "owner: epochs begin again": Mutant(
+        "-", "a new disk goes on above the tier's epoch", set_to((TierCopy, "begin", _epochs_begin_again))
+    ),
+}
+
+OWNER_FOUND_AT: Final[dict[str, int]] = {
+    "owner: copies go by a root that was not accepted": 0,
+    "owner: copies go by a rival's end": 15,
+    "owner: fenced is ignored": 2,
+    "owner: the deletion lag is ignored": 0,
+    "owner: retention passes cursors": 27,
+    "owner: a fork is offloaded": 0,
+    "owner: the tier is not asked": 2,
+    "owner: a new disk begins at 0": 0,
+    "owner: epochs begin again": 0,
+}
+"""The seed that finds each bug."""
