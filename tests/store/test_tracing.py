@@ -15,11 +15,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from offload import Session, StreamReader
+from offload import ManagedLedger, Session, StreamReader
 from offload.contracts.metrics import StoreMetrics
 from offload.contracts.store import Body
 from offload.env import Env
 from offload.errors import Throttled
+from offload.local.memory_log import MemoryLog
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
 from offload.streams.follow_rules import FollowRules
@@ -73,6 +74,33 @@ def test_requests_are_children_of_the_turn_or_the_read_that_sent_them(
         assert ("store get", "read") in read
 
     asyncio.run(scenario())
+
+
+def test_requests_of_a_managed_ledger_are_children_of_its_offload_or_its_read(
+    spans: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with Session() as session:
+            tier = session.tier(str(tmp_path / "tier"))
+            ledger = await ManagedLedger.open(MemoryLog("orders"), tier)
+            await ledger.append([b"one", b"two"])
+            await ledger.roll()
+            await ledger.offload_prefix(2)
+            spans.clear()  # those of the first append, which looks at the tier
+            await ledger.append([b"three"])
+            await ledger.roll()
+            await ledger.offload_prefix(3)
+            await ledger.log.delete(ledger.log.ledgers[0].ledger_id)
+            async for _ in ledger.read(0):
+                pass
+            await ledger.close()
+
+    asyncio.run(scenario())
+
+    found = parents(spans.get_finished_spans())
+    assert {("offload", ""), ("store put", "offload"), ("store create", "offload"), ("read", "")} <= found
+    (offloaded,) = [span for span in spans.get_finished_spans() if span.name == "offload"]
+    assert offloaded.attributes == {"offload.stream": "orders", "offload.until": 3}
 
 
 def test_a_failed_request_is_a_span_with_its_error_and_is_observed(spans: InMemorySpanExporter) -> None:
