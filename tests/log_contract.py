@@ -246,6 +246,21 @@ class LogContract:
 
         self.run(tmp_path, scenario)
 
+    @pytest.mark.parametrize("offset", [0, 500])
+    def test_a_log_that_begins_behind_others_writes_above_their_epoch(
+        self, tmp_path: Path, offset: int
+    ) -> None:
+        async def scenario(log: LedgerLog) -> None:
+            before = log.epoch
+            await log.begin(offset, epoch=before)
+            assert log.epoch == before
+            await log.begin(offset, epoch=before + 7)
+            assert log.epoch == before + 7
+            assert await log.append([b"a"], timestamp_ms=NOW_MS) == offset
+            assert set(await epochs_of(log)) == {before + 7}
+
+        self.run(tmp_path, scenario)
+
     @pytest.mark.parametrize("offset", [-1, 2**64])
     def test_a_log_begins_only_at_an_offset(self, tmp_path: Path, offset: int) -> None:
         async def scenario(log: LedgerLog) -> None:

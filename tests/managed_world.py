@@ -78,10 +78,10 @@ class CrashingLog(MemoryLog):
         await super().delete(ledger_id)
         self._points.point()
 
-    async def begin(self, offset: int) -> None:
+    async def begin(self, offset: int, *, epoch: int = 0) -> None:
         """Begin, and perhaps end before or behind it."""
         self._points.point()
-        await super().begin(offset)
+        await super().begin(offset, epoch=epoch)
         self._points.point()
 
     async def save_note(self, name: str, data: bytes) -> None:

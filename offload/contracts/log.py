@@ -139,10 +139,11 @@ class LedgerLog(ABC):
         """
 
     @abstractmethod
-    async def begin(self, offset: int) -> None:
-        """Let a log without records begin at this offset.
+    async def begin(self, offset: int, *, epoch: int = 0) -> None:
+        """Let a log without records begin at this offset, in which others have written with lower epochs.
 
-        Raises `Misuse` if it has a record, or ends behind the offset.
+        New chunks get at least this leader epoch, unless the broker itself decides about epochs. The epoch is
+        kept before a chunk has it. Raises `Misuse` if the log has a record, or ends behind the offset.
         """
 
     @abstractmethod

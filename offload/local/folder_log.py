@@ -113,6 +113,7 @@ class FolderLog(LedgerLog):
         "_lock",
         "_name",
         "_process",
+        "_raises_epoch",
         "_roll_chunks",
         "_roll_size_bytes",
         "_tending",
@@ -128,6 +129,7 @@ class FolderLog(LedgerLog):
         lock: LogLock,
         sealed: tuple[LocalLedger, ...],
         pair: OpenPair,
+        raises_epoch: bool,
         durability: Durability,
         interval_seconds: float,
         roll_size_bytes: int,
@@ -138,7 +140,7 @@ class FolderLog(LedgerLog):
         self._folder, self._name, self._lock = folder, name, lock
         # One attribute, because a thread replaces both at once, and the event loop reads them.
         self._ledgers = sealed, pair
-        self._epoch = pair.epoch
+        self._epoch, self._raises_epoch = pair.epoch, raises_epoch
         self._durability, self._interval_seconds = durability, interval_seconds
         self._roll_size_bytes, self._roll_chunks = roll_size_bytes, roll_chunks
         self._env, self._disk, self._process = env, disk, os.getpid()
@@ -196,6 +198,7 @@ class FolderLog(LedgerLog):
             lock=lock,
             sealed=sealed,
             pair=pair,
+            raises_epoch=epoch is None,
             durability=durability,
             interval_seconds=interval_seconds,
             roll_size_bytes=roll_size_bytes,
@@ -280,13 +283,16 @@ class FolderLog(LedgerLog):
             if ledger_id == self.ledgers[0].ledger_id:
                 await _to_the_end(self._delete_oldest)
 
-    async def begin(self, offset: int) -> None:
-        """Let a log without records begin at this offset, which is not before its end."""
+    async def begin(self, offset: int, *, epoch: int = 0) -> None:
+        """Let a log without records begin at this offset, which is not before its end.
+
+        New chunks get at least this leader epoch, unless `open` was called with one.
+        """
         if not 0 <= offset <= _OFFSET_MAX:
             raise Misuse(f"{offset} is no offset")
         async with self._turn:
             self._check()
-            await _to_the_end(partial(self._begin, offset))
+            await _to_the_end(partial(self._begin, offset, epoch))
 
     async def load_note(self, name: str) -> bytes | None:
         """Return a note; None if there is none."""
@@ -461,10 +467,13 @@ class FolderLog(LedgerLog):
         remove_pair(Pair(self._folder, sealed[0].first_offset), disk=self._disk)
         self._ledgers = sealed[1:], pair
 
-    def _begin(self, offset: int) -> None:
+    def _begin(self, offset: int, epoch: int) -> None:
         old = self._ledgers[1]
         old.check()
         check_begin(self.ledgers, offset, where=self.where)
+        if epoch > self._epoch and self._raises_epoch:
+            self._lock.save(epoch=epoch)  # before any chunk has it
+            self._epoch = old.epoch = epoch
         if offset == old.pair.offset:
             return
         # The new pair first: a crash leaves two empty pairs, and `repair` removes the older one.

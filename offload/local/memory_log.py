@@ -114,11 +114,12 @@ class MemoryLog(LedgerLog):
         if self._disk.ledgers[0].facts.ledger_id == ledger_id:
             del self._disk.ledgers[0]
 
-    async def begin(self, offset: int) -> None:
+    async def begin(self, offset: int, *, epoch: int = 0) -> None:
         """See `LedgerLog.begin`."""
         self._refuse_if_over()
         check_begin(self.ledgers, offset, where=self.where)
         self._disk.ledgers[:] = [_fresh(offset)]
+        self._epoch = self._disk.epoch = max(self._epoch, epoch)
 
     async def load_note(self, name: str) -> bytes | None:
         """See `LedgerLog.load_note`."""

@@ -104,11 +104,15 @@ class TierCopy:
         self.committed_ms = [] if raw is None else _decode_note(raw)
 
     async def begin(self) -> None:
-        """Let a log without records begin where the tier ends. Asks the tier."""
+        """Let a log without records begin where the tier ends, above its leader epoch. Asks the tier."""
         manifest = await self.look(may_lead=True)
-        if manifest is not None and manifest.next_offset > self.log.next_offset:
-            await self.log.begin(manifest.next_offset)
         self.is_compared = True  # a log without records contradicts nothing
+        if manifest is None:
+            return
+        # A new disk counts epochs from the beginning. The tier fences a lower one than it has.
+        epoch = manifest.source_epoch + 1 if manifest.source_epoch else 0
+        if manifest.next_offset > self.log.next_offset or epoch > self.log.epoch:
+            await self.log.begin(max(manifest.next_offset, self.log.next_offset), epoch=epoch)
 
     async def meet(self) -> None:
         """Ask the tier for its newest manifest, and compare the log with it, unless that was done before."""

@@ -24,7 +24,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
-from offload.errors import Corrupt, OffloadError, TryAgain
+from offload.errors import Corrupt, Diverged, Divergence, OffloadError, TryAgain
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.model.chunk_table import row_from
@@ -115,6 +115,8 @@ class StreamCopier:
         _log.debug("stream %r: the source has offsets %s, to copy from %d", self.stream, has, start)
         if start >= until:
             return
+        if self.manifest is not None:
+            await _check_cut(snapshot, self.manifest)
         await self._check_first_chunk(snapshot, start)
         self.emit(CopyBegun(stream=self.stream, first_offset=start, next_offset=until))
         if self.writer is None:
@@ -206,16 +208,23 @@ class StreamCopier:
 async def _check_cut(snapshot: Snapshot, manifest: Manifest) -> None:
     """Raise `TryAgain` if a source that cuts its own chunks begins none at the end of the tier.
 
-    It began one where the tier ended when the snapshot was taken. A rival has appended since.
+    It began one where the tier ended when the snapshot was taken. A rival has appended since. Of any other
+    source the last chunk was compared, unless it was trimmed. Then this raises `Diverged` if none is there.
     """
     end = manifest.next_offset
-    if snapshot.holds is None:
+    if snapshot.holds is None and manifest.fragments:
         return
     for ledger in snapshot.ledgers:
         if ledger.first_offset < end < ledger.next_offset:
             table = await ledger.table()
             row = row_from(table, end)
             if row == len(table) or int(table["offset"][row]) != end:
+                if snapshot.holds is None:
+                    raise Diverged(
+                        f"stream {manifest.stream!r}: the tier ends at offset {end}, and no chunk of the "
+                        "source begins there: the source has another history",
+                        kind=Divergence.FORK,
+                    )
                 raise TryAgain(
                     f"stream {manifest.stream!r}: another process appended up to offset {end} while the "
                     "source was read; run again"

@@ -129,6 +129,18 @@ def test_the_epoch_rises_with_each_opening_and_is_in_new_chunks(tmp_path: Path) 
     assert with_log(tmp_path, epochs_of) == [1, 1, 2, 3, 9]
 
 
+def test_an_epoch_that_a_broker_chose_is_not_raised_by_others(tmp_path: Path) -> None:
+    """The broker's election decides, and the tier fences a leader of the past."""
+
+    async def begin(log: FolderLog) -> int:
+        await log.begin(500, epoch=12)
+        return log.epoch
+
+    assert with_log(tmp_path / "chosen", begin, epoch=9) == 9
+    assert with_log(tmp_path / "counted", begin) == 12
+    assert with_log(tmp_path / "counted", epoch_of) == 13
+
+
 def test_an_epoch_below_that_of_an_earlier_writer_is_fenced(tmp_path: Path) -> None:
     """Also if no chunk has the epoch of that writer."""
     with_log(tmp_path, records_of, epoch=7)

@@ -11,6 +11,7 @@ from offload.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
+from offload.upkeep.retention import Retention, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
 
@@ -253,6 +254,50 @@ def test_random_rivals_leave_one_history_and_lose_no_local_copy(seed: int) -> No
             for each, own in zip(worlds, written, strict=True):
                 first = each.disk.ledgers[0].facts.first_offset
                 assert all(history[offset] == body for offset, body in own.items() if offset < first)
+
+    run(scenario)
+
+
+def test_a_new_disk_goes_on_where_the_lost_one_ended_although_its_epochs_begin_again() -> None:
+    async def scenario(world: World) -> None:
+        records = []
+        for _ in range(3):  # each opening raises the epoch
+            first = await world.open(LAG)
+            records += await records_of(first, 2, "lost-")
+            await first.step()
+            await first.close()
+        new = World(clock=world.clock, store=world.store)
+        ledger = await new.open(LAG)
+
+        added = await records_of(ledger, 2, "new-")
+        assert await bodies(ledger) == records + added
+        await ledger.step()
+
+        assert ledger.error is None
+        assert await on_tier(world) == records + added
+
+    run(scenario)
+
+
+def test_a_copy_whose_chunk_spans_the_end_of_a_trimmed_tier_is_another_history() -> None:
+    """Nothing is left on the tier to compare."""
+
+    async def scenario(world: World) -> None:
+        first = await world.open(MANUAL)
+        await first.append([b"common"])
+        await first.close()
+        other, winner, loser = await pair(world)
+        await loser.append([b"one", b"two"])
+        await loser.roll()
+        await winner.append([b"winner"])
+        await winner.roll()
+        await winner.offload_prefix(2)
+        await trim(world.tier(), STREAM, Retention(before_offset=2), env=world.env())
+
+        with pytest.raises(Diverged, match="no chunk of the source begins there"):
+            await loser.offload_prefix(3)
+
+        assert b"two" in local_bodies(other)
 
     run(scenario)
 
