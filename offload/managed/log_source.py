@@ -22,7 +22,7 @@ from offload.model.manifest import Manifest
 __all__ = ["LogStream"]
 
 
-LOOK_SECONDS: Final = 0.1
+BEHIND_LOOK_SECONDS: Final = 0.1
 """The time between two looks at a log that has not acknowledged all of its records."""
 
 
@@ -54,7 +54,7 @@ class LogStream(SourceStream):
             # A log may acknowledge records after the append has returned, and tells nobody.
             is_behind = self._log.committed_offset < self._log.next_offset
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS if is_behind else None):
+                async with asyncio.timeout(BEHIND_LOOK_SECONDS if is_behind else None):
                     await self._changed.wait()
         return True
 
