@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from campaign import keeping
 from faults.actors import Actor, Ground, Moment
 from faults.rig import Audit, assert_sound, bare_store, read_all
 from protocol_world import CHUNK_RECORDS, source
@@ -24,7 +25,11 @@ MOMENTS = {
 }
 """Moments of an offload of three fragments. Its first create is that of `prepare`."""
 
-moments = pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+
+def moments(kept: str) -> pytest.MarkDecorator:
+    """Return a mark that runs a test at each moment, and under `make test` at one."""
+    reason = "moments of rivals on etcd and PostgreSQL: one of three is kept"
+    return pytest.mark.parametrize("at", keeping({kept}, MOMENTS, reason))
 
 
 class RecordPlace(Place):
@@ -89,14 +94,14 @@ def judged(ground: Ground, stream: str, end: int) -> None:
     asyncio.run(main())
 
 
-@moments
-def test_a_killed_owner_is_followed_by_another(ground: Ground, actors: list[Actor], moment: Moment) -> None:
+@moments("after its create of a root")
+def test_a_killed_owner_is_followed_by_another(ground: Ground, actors: list[Actor], at: str) -> None:
     first, second = actors
     for actor in actors:
         actor.do("open", ground.direct(), "orders", "killed")
     first.do("claim")
     first.do("offload", 2)
-    assert first.begin_and_stop(ground, moment, "offload", 3)
+    assert first.begin_and_stop(ground, MOMENTS[at], "offload", 3)
 
     first.kill()
 
@@ -106,15 +111,15 @@ def test_a_killed_owner_is_followed_by_another(ground: Ground, actors: list[Acto
     judged(ground, "orders", end + 4 * CHUNK_RECORDS)
 
 
-@moments
-def test_an_owner_that_slept_is_fenced(ground: Ground, actors: list[Actor], moment: Moment) -> None:
+@moments("before its create of a root")
+def test_an_owner_that_slept_is_fenced(ground: Ground, actors: list[Actor], at: str) -> None:
     """It wakes at the request before which it slept, sends it, and believes that it still owns the stream."""
     first, second = actors
     for actor in actors:
         actor.do("open", ground.direct(), "orders", "slept")
     first.do("claim")
     first.do("offload", 2)
-    assert first.begin_and_stop(ground, moment, "offload", 3)
+    assert first.begin_and_stop(ground, MOMENTS[at], "offload", 3)
     second.do("claim")
     second.do("offload", 4)
 
@@ -126,15 +131,18 @@ def test_an_owner_that_slept_is_fenced(ground: Ground, actors: list[Actor], mome
 
 
 def test_two_owners_at_once_make_one_history(ground: Ground, actors: list[Actor]) -> None:
-    """Each claims the stream again whenever it is fenced, and offloads as fast as it can."""
+    """Each claims the stream again whenever it is fenced, and offloads as fast as it can. On a slow machine
+    they need more than a second for five ledgers.
+    """
     for actor in actors:
         actor.do("open", ground.direct(), "orders", "both")
-    for actor in actors:
-        actor.begin("lead", 1.0)
 
-    ledgers = sorted(ledger for actor in actors for ledger in actor.end().value[0])
+    ledgers = 0
+    while ledgers < 5:
+        for actor in actors:
+            actor.begin("lead", 1.0)
+        ledgers += sum(len(actor.end().value[0]) for actor in actors)
 
-    assert len(ledgers) > 4
     judged(ground, "orders", asyncio.run(end_of(ground)))
 
 

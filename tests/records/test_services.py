@@ -42,10 +42,21 @@ class OnServer:
 
 
 @leaving(
-    "long listings and large values on etcd and PostgreSQL: in make test on a service in memory",
+    "claims on etcd and PostgreSQL that one more client does not change: in make test on a service in memory",
+    "test_a_cancelled_call_hinders_no_other",
     "test_a_level_goes_on_page_after_page",
+    "test_calls_do_not_hold_up_the_loop",
+    "test_calls_may_overlap",
+    "test_errors_are_of_their_cause_alone",
+    "test_hints_change_no_byte",
+    "test_keys_are_checked",
+    "test_keys_are_refused_as_declared",
+    "test_keys_are_taken_as_they_are",
     "test_listing_goes_on_page_after_page",
+    "test_listing_goes_on_while_keys_change",
+    "test_metadata_that_some_store_cannot_keep_is_refused",
     "test_puts_are_whole_while_replaced",
+    "test_ranges_are_exact",
     "test_ranges_are_exact_at_every_border",
 )
 class TestRecords(OnServer, StoreConformance):
