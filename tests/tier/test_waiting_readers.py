@@ -32,7 +32,7 @@ from offload.streams.reader import Messages
 from offload.streams.watch import StreamWatch
 
 STREAM = "orders"
-READERS = 50
+READERS = 1_000
 
 
 class World:
