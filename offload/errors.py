@@ -131,6 +131,11 @@ class StreamDeleted(Fenced, NotOffloaded):
     A writer stops, as after any `Fenced`. A reader treats the stream as gone, as after any `NotOffloaded`.
     """
 
+    def __init__(self, message: str, *, epoch: int | None = None, source_epoch: int = 0) -> None:
+        super().__init__(message, epoch=epoch)
+        self.source_epoch = source_epoch
+        """The leader epoch that the tombstone keeps. A source with a lower one is fenced. 0: not known."""
+
 
 class BeingRebuilt(NotOffloaded):
     """The stream is there, and a rebuild of its manifest has not ended: wait, or run the rebuild again."""

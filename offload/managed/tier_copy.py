@@ -5,6 +5,17 @@
                 from it. It is kept as a note beside the log, because no manifest has it. It also proves that
                 the tier had the stream, if that is gone
     agreed      the end of the tier up to which it is known to be a copy of this log
+    had         the offsets of this log that the tier is known to have had. It is kept in the same note, and
+                stays true when they are trimmed
+
+Nothing can be compared with what was trimmed. If a tier was trimmed whole, a log with another history may go
+on behind it, and then its last chunk is that of the tier. So a trimmed ledger goes by `had` alone:
+
+    the tier has records, and the last one is in the log    all that the tier has now is added to `had`
+    this process has copied its log                         the same
+    the tier has no records                                 nothing is added
+
+All that a tier has at one moment is of one history: whoever goes on behind records has compared them.
 
 Invariants:
 
@@ -12,7 +23,7 @@ Invariants:
 - Nothing is deleted, on either side, unless the newest root was loaded again and this log continues it.
   A process with an older copy of the disk, or with another history, has no say.
 - A local copy goes only after each fragment of the ledger was found, whole, under its entry, with the chunks
-  that the log has.
+  that the log has. What was trimmed of the ledger must be in `had`.
 """
 
 from __future__ import annotations
@@ -21,7 +32,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Final
 from uuid import UUID
@@ -63,6 +74,25 @@ CHUNK_COLUMNS: Final = ("offset", "records", "timestamp_ms", "size_bytes", "type
 """What two tables of the same chunks have in common: their positions differ."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Had:
+    """Offsets of the log that the tier is known to have had, in one incarnation of the stream."""
+
+    incarnation: str
+    first_offset: int
+    next_offset: int
+
+    def joined(self, before: _Had | None) -> _Had:
+        """Return these offsets with those that were known before, if there is no gap between them."""
+        if before is None or before.incarnation != self.incarnation or before.next_offset < self.first_offset:
+            return self
+        return _Had(
+            self.incarnation,
+            min(before.first_offset, self.first_offset),
+            max(before.next_offset, self.next_offset),
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class TierCopy:
     """One stream's side on the tier. Used by one task at a time."""
@@ -81,6 +111,9 @@ class TierCopy:
     """The moment of the last offload, or of the beginning."""
 
     _copier: StreamCopier = field(init=False)
+    _had: _Had | None = None
+    _deleted_epoch: int = 0
+    """The leader epoch that the tombstone of a deleted stream has."""
     _agreed: tuple[UUID, int] | None = None
     """The incarnation and the end of the tier of which this log is known to be the origin."""
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -95,24 +128,31 @@ class TierCopy:
         return self._copier.manifest
 
     async def load_note(self) -> None:
-        """Load the times at which ends of the tier were seen. A note that is damaged counts as none."""
+        """Load what was noted about the tier. A note that is damaged counts as none."""
         try:
             raw = await self.log.load_note(COMMITTED_NOTE)
         except Corrupt:
             raw = None
-        # Without it, local copies stay for another lag.
-        self.committed_ms = [] if raw is None else _decode_note(raw)
+        # Without it, local copies stay for another lag, and those of trimmed ledgers stay.
+        self.committed_ms, had = ([], None) if raw is None else _decode_note(raw)
+        self._had = had
+        if had is not None and had.next_offset > self.log.next_offset:
+            # The log lost its end. What it appends there from now on is not what the tier had.
+            end = self.log.next_offset
+            self._had = _Had(had.incarnation, had.first_offset, end) if had.first_offset < end else None
+            await self._save_note()
 
     async def begin(self) -> None:
         """Let a log without records begin where the tier ends, above its leader epoch. Asks the tier."""
         manifest = await self.look(may_lead=True)
         self.is_compared = True  # a log without records contradicts nothing
-        if manifest is None:
-            return
-        # A new disk counts epochs from the beginning. The tier fences a lower one than it has.
-        epoch = manifest.source_epoch + 1 if manifest.source_epoch else 0
-        if manifest.next_offset > self.log.next_offset or epoch > self.log.epoch:
-            await self.log.begin(max(manifest.next_offset, self.log.next_offset), epoch=epoch)
+        # A new disk counts epochs from the beginning. The tier fences a lower one than it has, also in a
+        # stream that was deleted.
+        known = self._deleted_epoch if manifest is None else manifest.source_epoch
+        end = self.log.next_offset if manifest is None else max(manifest.next_offset, self.log.next_offset)
+        epoch = known + 1 if known else 0
+        if end > self.log.next_offset or epoch > self.log.epoch:
+            await self.log.begin(end, epoch=epoch)
 
     async def meet(self) -> None:
         """Ask the tier for its newest manifest, and compare the log with it, unless that was done before."""
@@ -143,6 +183,7 @@ class TierCopy:
                     raise
                 raise _lost(self.log.name, str(gone)) from gone
             manifest = None  # also if a stream of this name was deleted before this one was begun
+            self._deleted_epoch = gone.source_epoch if isinstance(gone, StreamDeleted) else 0
         if manifest is not None:
             if known is not None and manifest.incarnation != known.incarnation:
                 raise _lost(self.log.name, "it was deleted and begun again")
@@ -184,6 +225,7 @@ class TierCopy:
             async with await self.source.snapshot(manifest) as snapshot:
                 await check_part(self.tier, self._copier.part, manifest, snapshot)
         self._agreed, self.is_compared = agreed, True
+        await self._note_had(manifest)
         return True
 
     def has_written(self, committed: CommittedStream | None) -> bool:
@@ -213,10 +255,12 @@ class TierCopy:
                     await self._copier.copy(snapshot, until)
         except BaseException:
             # A commit may have been accepted although it failed here, or although this task was cancelled.
-            known, self._copier = self._copier.manifest, self._fresh_copier()
+            known, writer, self._copier = self._copier.manifest, self._copier.writer, self._fresh_copier()
             self._copier.manifest = known
             with suppress(OffloadError):  # the one that stopped the copy says more
                 await self._note_end()
+                if known is not None and writer is not None:
+                    await self._note_had(known)
             raise
         finally:
             self.since_seconds = self.env.monotonic()
@@ -232,17 +276,23 @@ class TierCopy:
                 )
             )
         await self._note_end()
+        if self.manifest is not None and self._copier.writer is not None:
+            await self._note_had(self.manifest)
 
     async def confirm(self, ledger: LocalLedger) -> None:
-        """Make sure that the tier has all of a ledger, as it is in the log. Raises the doubt as an error.
+        """Make sure that the tier has all of a ledger, as it is in the log, or had what was trimmed of it.
 
-        The caller has called `agree`. Costs one small request for each fragment of the ledger.
+        Raises the doubt as an error. The caller has called `agree`. Costs one small request for each
+        fragment that is left of the ledger.
         """
         manifest = self.manifest
         if manifest is None or manifest.next_offset < ledger.next_offset:
             raise _lost(self.log.name, f"it does not have ledger {ledger.ledger_id}")
-        view = self.tier.view_of(manifest)
         at = max(ledger.first_offset, manifest.first_offset)
+        self._check_had(manifest, ledger.first_offset, min(at, ledger.next_offset))
+        if at >= ledger.next_offset:
+            return
+        view = self.tier.view_of(manifest)
         async with await self.log.open_ledger(ledger.ledger_id) as local:
             chunks = await local.table()
         async with aclosing(view.walk(at)) as runs:
@@ -255,6 +305,22 @@ class TierCopy:
                     at = entry.next_offset
         if at < ledger.next_offset:
             raise _lost(self.log.name, f"its entries end at offset {at}")
+
+    def _check_had(self, manifest: Manifest, first_offset: int, next_offset: int) -> None:
+        """Raise `Diverged` unless the tier, which trimmed these offsets, is known to have had the log's."""
+        had = self._had
+        is_known = (
+            had is not None
+            and had.incarnation == str(manifest.incarnation)
+            and had.first_offset <= first_offset
+            and next_offset <= had.next_offset
+        )
+        if first_offset < next_offset and not is_known:
+            raise Diverged(
+                f"stream {self.log.name!r}: the tier was trimmed up to offset {manifest.first_offset}, and "
+                f"nothing shows that it had [{first_offset}, {next_offset}) as {self.log.where} has it; no "
+                "local copy is deleted"
+            )
 
     def _compare_chunks(self, ours: ChunkTable, theirs: ChunkTable, where: str) -> None:
         """Raise `Diverged` unless both tables have the same chunks where both have some."""
@@ -343,18 +409,36 @@ class TierCopy:
             kept.append((manifest.next_offset, self.env.now_ms()))
         if kept != self.committed_ms:
             self.committed_ms = kept
-            await self.log.save_note(COMMITTED_NOTE, json.dumps(kept).encode())
+            await self._save_note()
+
+    async def _note_had(self, manifest: Manifest) -> None:
+        """Remember that the tier had all that it has now. The caller knows that this log continues it."""
+        if manifest.first_offset == manifest.next_offset:
+            return
+        has = _Had(str(manifest.incarnation), manifest.first_offset, manifest.next_offset).joined(self._had)
+        if has != self._had:
+            self._had = has
+            await self._save_note()
+
+    async def _save_note(self) -> None:
+        note = {"ends": self.committed_ms, "had": None if self._had is None else asdict(self._had)}
+        await self.log.save_note(COMMITTED_NOTE, json.dumps(note).encode())
 
 
-def _decode_note(raw: bytes) -> list[tuple[int, int]]:
+def _decode_note(raw: bytes) -> tuple[list[tuple[int, int]], _Had | None]:
     try:
-        rows = [(end, ms) for end, ms in json.loads(raw)]
-    except (ValueError, TypeError, RecursionError):
-        return []
-    is_right = all(type(each) is int and 0 <= each < 2**64 for row in rows for each in row) and all(
+        note = json.loads(raw)
+        rows = [(end, ms) for end, ms in note["ends"]]
+        had = None if note["had"] is None else _Had(**note["had"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return [], None
+    numbers = [each for row in rows for each in row]
+    if had is not None:
+        numbers += [had.first_offset, had.next_offset]
+    is_right = all(type(each) is int and 0 <= each < 2**64 for each in numbers) and all(
         before[0] < after[0] for before, after in pairwise(rows)
     )
-    return rows if is_right else []
+    return (rows, had) if is_right else ([], None)
 
 
 def _lost(stream: str, how: str) -> Diverged:

@@ -176,7 +176,7 @@ class LedgerWork:
                 return
             if self.copy.manifest is None:
                 self._clock.check()  # retention deletes the only copy, by its age
-            elif rule is removable_offset:
+            else:
                 await self.copy.confirm(ledger)
             self.first_offset = ledger.next_offset
             await self.log.delete(ledger.ledger_id)

@@ -282,7 +282,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest is None:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
         if manifest.state is StreamState.DELETED:
-            raise StreamDeleted(was_deleted(stream, self.url), epoch=manifest.epoch)
+            deleted = was_deleted(stream, self.url)
+            raise StreamDeleted(deleted, epoch=manifest.epoch, source_epoch=manifest.source_epoch)
         if manifest.state is StreamState.REBUILDING:
             raise BeingRebuilt(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         # A stream's anchor is created before its first root. So it is read after the root: the other way

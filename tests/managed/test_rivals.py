@@ -31,11 +31,11 @@ async def records_of(ledger: ManagedLedger, count: int, mark: str) -> list[bytes
     return found
 
 
-async def on_tier(world: World) -> list[bytes]:
+async def on_tier(world: World, start: int = 0) -> list[bytes]:
     """Return the messages on the tier, as a third process reads them."""
     reader = World(clock=world.clock, store=world.store)
     ledger = await reader.open()
-    found = await bodies(ledger)
+    found = await bodies(ledger, start)
     await ledger.close()
     return found
 
@@ -298,6 +298,106 @@ def test_a_copy_whose_chunk_spans_the_end_of_a_trimmed_tier_is_another_history()
             await loser.offload_prefix(3)
 
         assert b"two" in local_bodies(other)
+
+    run(scenario)
+
+
+def test_a_log_that_goes_on_behind_a_trimmed_tier_keeps_what_the_tier_never_had() -> None:
+    """Its last chunk is that of the tier from then on, also for the process after it."""
+
+    async def scenario(world: World) -> None:
+        other, winner, loser = await pair(world, LAG)
+        await loser.append([b"only-0"])
+        kept = [b"only-0", *await records_of(loser, 2, "only-")]
+        await records_of(winner, 3, "winner-")
+        await winner.step()
+        await trim(world.tier(), STREAM, Retention(before_offset=3), env=world.env())
+        added = await records_of(loser, 2, "loser-")
+        await loser.step()
+        assert await on_tier(world, 3) == added
+
+        for _ in range(2):
+            world.clock.now += 400
+            await loser.step()
+            assert isinstance(loser.error, Diverged)
+            assert r"nothing shows that it had [0, 3)" in str(loser.error)
+            assert all(body in local_bodies(other) for body in kept)
+            await loser.append([b"more"])
+            await loser.close()
+            loser = await other.open(LAG)
+        assert (await bodies(loser))[:5] == [*kept, *added]
+
+    run(scenario)
+
+
+def test_an_owner_goes_on_behind_its_trimmed_tier_and_its_local_copies_go() -> None:
+    async def scenario(world: World) -> None:
+        first = await world.open()
+        await records_of(first, 3, "trimmed-")
+        await first.offload_prefix(3)
+        await first.close()
+        await trim(world.tier(), STREAM, Retention(before_offset=3), env=world.env())
+        owner = await world.open(LAG)
+        added = await records_of(owner, 2, "more-")
+
+        for _ in range(3):
+            await owner.step()
+            world.clock.now += 400
+
+        assert owner.error is None
+        assert world.local() == [5]
+        assert await on_tier(world, 3) == added
+
+    run(scenario)
+
+
+def test_a_log_that_lost_its_end_keeps_what_it_appended_there_in_place_of_what_was_trimmed() -> None:
+    """Its note is newer than its records, as after a power cut, or a restore that was not made at once."""
+
+    async def scenario(world: World) -> None:
+        owner = await world.open()
+        await records_of(owner, 5, "both-")
+        older = World(clock=world.clock, disk=world.copied_disk(), store=world.store)
+        await records_of(owner, 5, "lost-")
+        await owner.offload_prefix(10)
+        await owner.close()
+        await trim(world.tier(), STREAM, Retention(before_offset=10), env=world.env())
+        older.disk.notes = world.disk.notes
+        world.store.rules = [Rule(Fault.FAIL_BEFORE)]
+        ledger = await older.open(LAG)
+        kept = await records_of(ledger, 5, "kept-")
+        added = await records_of(ledger, 2, "more-")
+        world.store.rules = []
+        await ledger.close()
+        ledger = await older.open(LAG)
+
+        for _ in range(3):
+            await ledger.step()
+            world.clock.now += 400
+
+        assert isinstance(ledger.error, Diverged)
+        assert older.local() == [0, 5, 10, 12]
+        assert await bodies(ledger, 5) == [*kept, *added]
+
+    run(scenario)
+
+
+def test_a_stream_that_was_deleted_goes_on_on_a_new_disk_although_its_epochs_begin_again() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(3):  # each opening raises the epoch
+            first = await world.open(LAG)
+            await records_of(first, 2, "deleted-")
+            await first.step()
+            await first.close()
+        await (await world.open(LAG)).delete()
+        new = World(clock=world.clock, store=world.store)
+        ledger = await new.open(LAG)
+
+        added = await records_of(ledger, 2, "new-")
+        await ledger.step()
+
+        assert ledger.error is None
+        assert await on_tier(new) == added
 
     run(scenario)
 

@@ -107,17 +107,23 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
     "owner: epochs begin again": Mutant(
         "-", "a new disk goes on above the tier's epoch", set_to((TierCopy, "begin", _epochs_begin_again))
     ),
+    "owner: what was trimmed needs no proof": Mutant(
+        "-",
+        "a copy of what was trimmed goes only if the tier is known to have had it",
+        set_to((TierCopy, "_check_had", _ignore)),
+    ),
 }
 
 OWNER_FOUND_AT: Final[dict[str, int]] = {
     "owner: copies go by a root that was not accepted": 0,
-    "owner: copies go by a rival's end": 15,
-    "owner: fenced is ignored": 2,
+    "owner: copies go by a rival's end": 16,
+    "owner: fenced is ignored": 4,
     "owner: the deletion lag is ignored": 0,
-    "owner: retention passes cursors": 27,
+    "owner: retention passes cursors": 12,
     "owner: a fork is offloaded": 0,
     "owner: the tier is not asked": 2,
     "owner: a new disk begins at 0": 0,
     "owner: epochs begin again": 0,
+    "owner: what was trimmed needs no proof": 2261,
 }
 """The seed that finds each bug."""

@@ -187,9 +187,7 @@ class SimulatedLog(MemoryLog):
                 if facts.first_offset <= at < facts.next_offset
             }
             for offset, chunk in chunks.items():
-                if any(facts.next_offset <= at for life in broker.lives.values() for at in life.breaks):
-                    world.happened("copies that went because the tier was trimmed whole")
-                elif not broker.holds(chunk, offset):
+                if not broker.holds(chunk, offset):
                     world.fail(f"{self._process.name} deletes its copy of {offset}, which the tier never had")
                     return
             root = world.judge.root
@@ -199,12 +197,6 @@ class SimulatedLog(MemoryLog):
             age = world.loop.now - max(broker.since[chunk] for chunk in chunks.values())
             if age < self._lag_seconds:
                 world.fail(f"{self._process.name} deletes its copy of ledger {ledger_id} after {age:.1f} s")
-
-
-def new_disk(world: World) -> Disk:
-    """Return a new disk. After a deletion its epochs begin above those of the deleted stream."""
-    is_deleted = lives_of(world) > 0 and world.judge.root is not None and world.judge.root.state != LIVE
-    return Disk(memory=MemoryDisk(epoch=source_epoch_of(world) if is_deleted else 0))
 
 
 def broker_of(world: World) -> OwnedBroker:
@@ -243,7 +235,7 @@ class Owner:
         rivals = [disk for slot, disk in sorted(self.world.disks.items()) if slot != self.slot]
         if rivals and self.random.random() < 0.7:
             return deepcopy(self.random.choice(rivals))
-        return new_disk(self.world)
+        return Disk()
 
     async def live(self) -> None:
         """Work until the process ends."""
@@ -298,7 +290,7 @@ class Owner:
                 self.world.happened("restored disks")
         else:
             await ledger.delete()
-            self._replace(new_disk(self.world))
+            self._replace(Disk())
             self.world.happened("deletions by an owner")
 
     def _replace(self, disk: Disk) -> None:
@@ -488,9 +480,19 @@ def agrees(world: World, disk: Disk) -> bool:
     return both and root.next_offset <= disk.next_offset
 
 
+def is_in_doubt(world: World, disk: Disk, error: OffloadError | None) -> bool:
+    """Return True if an owner only keeps its copies of trimmed data, which the tier may never have had."""
+    root, ledgers = world.judge.root, disk.memory.ledgers
+    is_trimmed = root is not None and bool(ledgers) and ledgers[0].facts.first_offset < root.first_offset
+    is_doubt = is_trimmed and isinstance(error, Diverged) and error.kind is None
+    if is_doubt:
+        world.happened("copies kept in doubt")
+    return is_doubt
+
+
 def check_divergence(world: World, disk: Disk, error: Diverged) -> None:
-    """Fail if the log has the history of the tier."""
-    if lives_of(world) == 1:
+    """Fail if the log has the history of the tier, and has no copy of what may never have been there."""
+    if lives_of(world) == 1 and not is_in_doubt(world, disk, error):
         assert not agrees(world, disk), f"a log that agrees with the tier is refused: {error}"
 
 
@@ -500,7 +502,7 @@ def check_divergence(world: World, disk: Disk, error: Diverged) -> None:
 async def finish(world: World) -> None:
     """Open each disk, and then a new one, while there is no trouble. Each goes on, or is refused."""
     for slot in (*sorted(world.disks), "new"):
-        disk = world.disks.get(slot) or new_disk(world)
+        disk = world.disks.get(slot) or Disk()
         is_empty = not any(ledger.facts.records for ledger in disk.memory.ledgers)
         was_right = lives_of(world) <= 1 and (is_empty or agrees(world, disk))
         root, end = world.judge.root, disk.next_offset
@@ -508,7 +510,10 @@ async def finish(world: World) -> None:
         refusal = await _refusal(world, disk, may_lag=not is_empty)
         assert not is_behind or disk.next_offset == end, f"the log {slot} is behind, and took an append"
         if was_right:
-            assert refusal is None, f"the log {slot} agrees with the tier, and is refused: {refusal}"
+            is_kept = is_in_doubt(world, disk, refusal)
+            assert refusal is None or is_kept, (
+                f"the log {slot} agrees with the tier, and is refused: {refusal}"
+            )
         elif lives_of(world) == 1 and root is not None and root.first_offset < root.next_offset:
             assert refusal is not None, f"the log {slot} should be refused"
         world.check()
