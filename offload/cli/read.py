@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from enum import StrEnum
+from itertools import islice
 from json.encoder import encode_basestring
 from typing import Annotated, Any, Final
 
@@ -150,7 +151,7 @@ def read(
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     beside = Beside.of(source, priority, hold_back, broker)
     position, end = position_of(start), None if to is None else position_of(to)
-    output = _Output(renderer(how, _decoder(state, decode)))
+    output = _Output(how, _decoder(state, decode))
 
     async def main() -> None:
         async with (
@@ -193,11 +194,10 @@ async def _print(
             while left != 0 and (batch := await anext(batches, None)) is not None:
                 wanted = _wanted(batch, until)
                 bodies = batch.bodies[:wanted][:left]
-                if bodies:
-                    output.write(replace(batch, bodies=bodies))
+                printed = output.write(replace(batch, bodies=bodies), left) if bodies else 0
                 if wanted is not None:
                     break
-                left = None if left is None else left - len(bodies)
+                left = None if left is None else left - printed
     finally:
         output.flush()  # the messages before a damaged chunk are sound, and are printed
         print_sides(reader)
@@ -221,8 +221,9 @@ def _wanted(batch: Messages, until: _Until) -> int | None:
 class _Output:
     """Writes messages to stdout in large pieces, and remembers the last one."""
 
-    def __init__(self, render: Callable[[Messages], bytes]) -> None:
-        self._render = render
+    def __init__(self, how: Format, decoder: Decoder | None) -> None:
+        self._render = renderer(how, decoder)
+        self._lines = lines_of(how, decoder)
         self._pieces: list[bytes] = []
         self._size = 0
         self._messages = 0
@@ -243,12 +244,27 @@ class _Output:
         if self.next_offset is not None:
             print_note(self.so_far())
 
-    def write(self, batch: Messages) -> None:
-        piece = self._render(batch)
+    def write(self, batch: Messages, most: int | None) -> int:
+        """Write the messages of a chunk, and return their number.
+
+        `most` is the number of messages that are wanted. A record counts as one of them, unless it may hold
+        several.
+        """
+        if self._lines is None:
+            self._add(self._render(batch))
+            printed = len(batch.bodies)
+        else:
+            printed = 0
+            for line in islice(self._lines(batch), most):
+                self._add(line)
+                printed += 1
+        self._messages += printed
+        self.next_offset, self._part = batch.offset + len(batch.bodies), batch.part
+        return printed
+
+    def _add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._size += len(piece)
-        self._messages += len(batch.bodies)
-        self.next_offset, self._part = batch.offset + len(batch.bodies), batch.part
         if self._size >= OUTPUT_SIZE_BYTES:
             self.flush()
 
@@ -274,6 +290,33 @@ def renderer(format: Format, decoder: Decoder | None) -> Callable[[Messages], by
             return lambda batch: _jsonl(batch, [(d.value, tails.of(d)) for d in decode(batch.bodies)])
         case Format.JSONL:
             return lambda batch: _jsonl(batch, [(body, "}\n") for body in batch.bodies])
+
+
+def lines_of(
+    format: Format,  # noqa: A002 - as above
+    decoder: Decoder | None,
+) -> Callable[[Messages], Iterator[bytes]] | None:
+    """Return the function that formats messages one by one, if a record may hold several of them.
+
+    One by one, because a record may hold many more bytes than it has itself.
+    """
+    if decoder is None or not decoder.holds_several or format is Format.RAW:
+        return None
+    messages = decoder.messages
+    if format is Format.BODY:
+        return lambda batch: (_body(decoded.value) + b"\n" for _, decoded in messages(batch.bodies))
+    tails = _Tails()
+    return lambda batch: (
+        _jsonl(replace(batch, offset=batch.offset + number), [(decoded.value, tails.of(decoded))])
+        for number, decoded in messages(batch.bodies)
+    )
+
+
+def _body(value: Any) -> bytes:
+    """Return a value as `Decoder.bodies` does. No value is empty."""
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else value.encode() if isinstance(value, str) else _value(value).encode()
 
 
 def _raw(batch: Messages) -> bytes:

@@ -6,8 +6,8 @@ Invariant: a decoder never fails on a record. A record of another format stays r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 __all__ = ["Decoded", "Decoder"]
 
@@ -25,6 +25,9 @@ class Decoded(NamedTuple):
 class Decoder(ABC):
     """A decoder. Each command makes one by calling the declared target without arguments."""
 
+    holds_several: ClassVar[bool] = False
+    """True if one record may hold several messages. Such a decoder overrides `messages`."""
+
     @abstractmethod
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the value of each record as bytes. A value that is neither bytes nor text is JSON."""
@@ -40,3 +43,11 @@ class Decoder(ABC):
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
         """Return the headers that an application wrote: text as UTF-8, other values as JSON, in order."""
         return [[] for _ in records]
+
+    def messages(self, records: Sequence[bytes]) -> Iterable[tuple[int, Decoded]]:
+        """Yield every message, in order, each with the number of its record in `records`.
+
+        By default a record is one message, as `decode` returns it. A record has at least one. `sections` has
+        the same keys for every message, which may be others than those of `decode`.
+        """
+        return enumerate(self.decode(records))

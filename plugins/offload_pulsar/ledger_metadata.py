@@ -41,7 +41,7 @@ def message_class(name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"offload_pulsar.{name}"))
 
 
-def _parsed(name: str, raw: bytes, where: str, position: int, size_bytes_max: int) -> Any:
+def parsed_message(name: str, raw: bytes, where: str, position: int, size_bytes_max: int) -> Any:
     """Return the message. Raises `Corrupt` if it is too large, no message, or lacks a required field."""
     if len(raw) > size_bytes_max:
         most = f"at most {size_bytes_max}"
@@ -122,7 +122,7 @@ class LedgerMetadata:
     @classmethod
     def decode(cls, raw: bytes, *, where: str, position: int = 0) -> LedgerMetadata:
         """Read the message. Raises `Corrupt` for one that is no message, too large, or of an open ledger."""
-        message = _parsed("bookkeeper.LedgerMetadata", raw, where, position, MESSAGE_SIZE_BYTES_MAX)
+        message = parsed_message("bookkeeper.LedgerMetadata", raw, where, position, MESSAGE_SIZE_BYTES_MAX)
         if message.state != message.CLOSED:
             raise Corrupt(
                 "state of the ledger", where, expected="CLOSED", found=message.state, position=position
@@ -197,7 +197,7 @@ class LedgerInfo:
     @classmethod
     def decode(cls, raw: bytes, *, where: str, position: int = 0) -> LedgerInfo:
         """Read the message. Raises `Corrupt` for one that is no message, or too large."""
-        message = _parsed("managed_ledger.LedgerInfo", raw, where, position, MESSAGE_SIZE_BYTES_MAX)
+        message = parsed_message("managed_ledger.LedgerInfo", raw, where, position, MESSAGE_SIZE_BYTES_MAX)
         return cls._of_message(message, bytes(raw), where, position)
 
     @classmethod
@@ -215,7 +215,7 @@ class LedgerInfo:
 def managed_ledger_info(raw: bytes, *, where: str) -> tuple[LedgerInfo, ...]:
     """Return the records of all ledgers in a `ManagedLedgerInfo`, in its order. Raises `Corrupt`."""
     # A topic of long history has thousands of ledgers, of some 150 bytes each.
-    message = _parsed("managed_ledger.ManagedLedgerInfo", raw, where, 0, 64 * MESSAGE_SIZE_BYTES_MAX)
+    message = parsed_message("managed_ledger.ManagedLedgerInfo", raw, where, 0, 64 * MESSAGE_SIZE_BYTES_MAX)
     return tuple(
         LedgerInfo._of_message(each, each.SerializeToString(deterministic=True), where, 0)
         for each in message.ledgerInfo

@@ -244,6 +244,9 @@ def test_the_descriptors_have_the_fields_of_the_proto_files() -> None:
         "bookkeeper.LedgerMetadata",
         "managed_ledger.ManagedLedgerInfo",
         "managed_ledger.OffloadContext",
+        "messages.EntryMetadata",
+        "messages.SingleMetadata",
+        "messages.BrokerMetadata",
     ):
         message = ledger_metadata.message_class(name).DESCRIPTOR
         for each in [message, *(field.message_type for field in message.fields if field.message_type)]:
