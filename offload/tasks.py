@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+__all__ = ["in_order", "one_by_one", "run_each"]
+
 T = TypeVar("T")
 R = TypeVar("R")
 

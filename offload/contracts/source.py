@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
 from offload.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import ChunkType, row_from, row_holding
@@ -139,6 +140,14 @@ class SourceStream(ABC):
         means that nobody has looked.
         """
         return False
+
+    def for_tier(self, tier: Catalogue) -> Self:
+        """Return this stream, which is to be copied to `tier`. It is called before the first snapshot.
+
+        By default nothing changes. A source that numbers its records from what is committed may look there,
+        if the manifest alone does not show enough.
+        """
+        return self
 
     @abstractmethod
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:

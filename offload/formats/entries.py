@@ -32,7 +32,7 @@ from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, de
 from offload.formats.layout import layout
 from offload.model.chunk_table import ChunkType
 
-__all__ = ["SubBatch", "messages"]
+__all__ = ["SubBatch", "encode_run", "messages"]
 
 
 SUB_BATCH_HEADER: Final = layout(

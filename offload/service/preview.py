@@ -102,6 +102,7 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
                 stored_size_bytes=manifest.stored_size_bytes,
                 data_size_bytes=manifest.data_size_bytes,
             )
+        stream = stream.for_tier(opened.tier_for(stream.name))
         async with await stream.snapshot(manifest) as snapshot:
             seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())
             if manifest is not None:

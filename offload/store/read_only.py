@@ -12,6 +12,8 @@ from offload.contracts.store import Body, ObjectStore, Unfinished, Upload
 from offload.errors import OffloadError
 from offload.store.wrap import StoreDecorator
 
+__all__ = ["ReadOnlyStore"]
+
 
 class ReadOnlyStore(StoreDecorator):
     """A store that can be read. Everything else raises the error that `refusal` returns."""

@@ -115,7 +115,7 @@ class Dispatcher:
         is_ending: Callable[[], bool],
     ) -> Follower:
         return Follower(
-            source=stream,
+            source=stream.for_tier(offloader),
             offloader=offloader,
             rules=rules,
             taken=self._followers.keys,

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.entries import EntryLedger
 from offload.contracts.source import Snapshot, SourceStream
+from offload.errors import Corrupt
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import encode_run
 from offload.model.manifest import Manifest
@@ -39,14 +41,15 @@ class EntryLedgerStream(SourceStream):
     """One stream: the ledgers that a function lists, the oldest first.
 
     The function is called for each snapshot and each mark, and returns new objects each time. The stream
-    closes them. Beside the errors of `SourceStream`, a snapshot raises `Diverged` if the ledgers cannot be
+    closes them. In the place of a ledger that cannot be read it may return the damage: the snapshot ends
+    before it. Beside the errors of `SourceStream`, a snapshot raises `Diverged` if the ledgers cannot be
     those that were committed: one is missing between others, or has another number of entries.
     """
 
     def __init__(
         self,
         name: str,
-        ledgers: Callable[[], Awaitable[Sequence[EntryLedger]]],
+        ledgers: Callable[[], Awaitable[Sequence[EntryLedger | Corrupt]]],
         *,
         first_offset: int = 0,
         tier: Catalogue | None = None,
@@ -54,7 +57,7 @@ class EntryLedgerStream(SourceStream):
         """`first_offset` is that of the oldest ledger if nothing is committed yet.
 
         `tier` is asked for its last chunk if the manifest alone does not show where the ledger of that chunk
-        begins. Without it, a snapshot then raises `Misuse`.
+        begins. Without it, and without `for_tier`, a snapshot then raises `Misuse`.
         """
         self._name, self._ledgers = name, ledgers
         self._first_offset, self._tier = first_offset, tier
@@ -71,24 +74,49 @@ class EntryLedgerStream(SourceStream):
         """True: offsets are counted on from what is committed."""
         return True
 
+    def for_tier(self, tier: Catalogue) -> Self:
+        """Return this stream, which asks the tier as its own, unless it was given another."""
+        self._tier = self._tier or tier
+        return self
+
     async def mark(self) -> Hashable:
         """Return a number that stands for the ids and sizes of the ledgers. Costs one listing."""
-        ledgers = await self._ledgers()
-        mark = hash(tuple((each.ledger_id, each.last_entry, each.is_sealed) for each in ledgers))
+        ledgers, damage = await self._listed()
+        mark = hash((str(damage), *((each.ledger_id, each.last_entry, each.is_sealed) for each in ledgers)))
         await _close(ledgers)
         return mark
 
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         """Return the ledgers that are listed now. One with impossible facts ends the snapshot before it."""
-        ledgers = await self._ledgers()
+        ledgers, damage = await self._listed()
         try:
-            return await self._snapshot(ledgers, since)
+            return await self._snapshot(ledgers, damage, since)
         except BaseException:
             await _close(ledgers)
             raise
 
-    async def _snapshot(self, ledgers: Sequence[EntryLedger], since: Manifest | None) -> Snapshot:
-        listed, damage = check_listing([ListedLedger.of(each, self._name) for each in ledgers], self._seen)
+    async def _listed(self) -> tuple[Sequence[EntryLedger], Corrupt | None]:
+        """Return the ledgers before the first that cannot be read, and why it cannot."""
+        ledgers: list[EntryLedger] = []
+        damage: Corrupt | None = None
+        for each in await self._ledgers():
+            if isinstance(each, Corrupt):
+                damage = damage or each
+            elif damage is None:
+                ledgers.append(each)
+            else:
+                await each.aclose()
+        return ledgers, damage
+
+    async def _snapshot(
+        self, ledgers: Sequence[EntryLedger], unread: Corrupt | None, since: Manifest | None
+    ) -> Snapshot:
+        seen = self._seen
+        if unread is not None:  # those behind the damage are not missing
+            last_id = ledgers[-1].ledger_id if ledgers else -1
+            seen = {ledger_id: facts for ledger_id, facts in seen.items() if ledger_id <= last_id}
+        listed, damage = check_listing([ListedLedger.of(each, self._name) for each in ledgers], seen)
+        damage = damage or unread
         numbering = Numbering(
             stream=self._name,
             first_offset=self._first_offset,

@@ -108,7 +108,7 @@ async def sync(
         nonlocal is_tier
         async with turns:
             syncing = _StreamSync(
-                stream=stream,
+                stream=stream.for_tier(offloader),
                 offloader=offloader,
                 is_tier=is_tier,
                 new_part=new_part,

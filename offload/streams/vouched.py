@@ -29,9 +29,10 @@ import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from offload.contracts.broker import BrokerView, CommittedChunk
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.env import Env
 from offload.errors import Diverged, OffloadError, TryAgain
@@ -136,6 +137,10 @@ class _VouchedStream(SourceStream):
     @property
     def needs_since(self) -> bool:
         return self.source.needs_since
+
+    def for_tier(self, tier: Catalogue) -> Self:
+        self.source = self.source.for_tier(tier)
+        return self
 
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         return await self.source.snapshot(since)

@@ -15,8 +15,9 @@ no index is left without data. A request that lands after that leaves garbage, w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from offload.contracts.entries import EntryLedger
 from offload.contracts.store import Body, ObjectStore, Span, Upload, begin_upload
 from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
 from offload.streams.entry_chunks import read_run
+from offload.tasks import in_order
 from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter
 from offload_pulsar.index import PulsarIndex
 from offload_pulsar.ledger import PulsarLedger, Walks
@@ -38,6 +40,8 @@ INDEX_SIZE_BYTES_MAX: Final = 64 * 2**20
 """The largest index that is read: some 3 million blocks. The largest that we saw has 60 KB."""
 
 RUN_SIZE_BYTES: Final = 4 * 2**20
+NAMES_AT_ONCE: Final = 16
+"""The requests for metadata that a scan has in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +54,23 @@ class FoundAttempt:
     name: str
     """The key as it is listed: of the data object, or of the index if there is no data."""
 
-    data_size_bytes: int | None
-    index_size_bytes: int | None
+    data_size_bytes: int | None = None
+    index_size_bytes: int | None = None
     """None if the object is absent."""
 
-    managed_ledger: str | None
+    managed_ledger: str | None = None
     """The topic partition, from the metadata. None if the store keeps none, or the object has none."""
+
+    @classmethod
+    def of(cls, key: PulsarKey, data: int | None, index: int | None) -> FoundAttempt:
+        """Return the attempt with this key of its data, and these sizes of its objects."""
+        name = str(key.index if data is None else key)
+        return cls(key=key, name=name, data_size_bytes=data, index_size_bytes=index)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it has both objects."""
+        return self.key is not None and None not in (self.data_size_bytes, self.index_size_bytes)
 
     @property
     def finding(self) -> str:
@@ -64,7 +79,7 @@ class FoundAttempt:
             return "not Pulsar's"
         if self.index_size_bytes is None:
             return "garbage: data without index"
-        return "broken: index without data" if self.data_size_bytes is None else "whole"
+        return "whole" if self.is_whole else "broken: index without data"
 
 
 class PulsarBucket:
@@ -77,7 +92,11 @@ class PulsarBucket:
         self._store = store
         self._block_size_bytes_max = block_size_bytes_max
         self._walks = Walks()
-        self._keeps_metadata = store.capabilities.metadata_size_bytes_max > 0
+        self._names: dict[str, str | None] = {}
+        """The managed ledgers of objects that were asked. They never change."""
+
+        self.keeps_metadata: Final = store.capabilities.metadata_size_bytes_max > 0
+        """False if the store keeps no metadata: then no object has a name, and no version is checked."""
 
     async def offload(
         self,
@@ -135,27 +154,40 @@ class PulsarBucket:
         for a version that is missing or foreign, an index without data, and a damaged index.
         """
         for key in (PulsarKey(uid, ledger_id), PulsarKey(uid)):
-            index_key = str(key.index)
             try:
-                raw = await self._store.get(index_key, Span(0, INDEX_SIZE_BYTES_MAX + 1))
-                await self._check_version(index_key)
-            except NotFound:
+                index = await self.index(key)
+            except NotOffloaded:
                 continue
-            if len(raw) > INDEX_SIZE_BYTES_MAX:
-                most = f"at most {INDEX_SIZE_BYTES_MAX}"
-                raise Corrupt(
-                    "size of the index", index_key, expected=most, found=f"more than {len(raw) - 1}"
-                )
-            try:
-                await self._store.get(str(key), Span(0, 1))
-                await self._check_version(str(key))
-            except NotFound as exc:
-                raise Corrupt("data object", str(key), expected="present", found="absent") from exc
-            index = PulsarIndex.decode(raw, ledger_id=key.ledger_id, where=index_key)
             for group in index.groups:
                 if group.ledger_id == ledger_id:
                     return PulsarLedger(self._store, str(key), index, group, self._walks)
         raise NotOffloaded(f"ledger {ledger_id} has no index of attempt {uid} in {self._store.url}")
+
+    async def index(self, key: PulsarKey) -> PulsarIndex:
+        """Read the index of an attempt, and look whether its data is there. `key` is one of both objects.
+
+        Raises `NotOffloaded` if there is no index, and `Corrupt` as `open` does.
+        """
+        data_key, index_key = str(key.data), str(key.index)
+        try:
+            raw = await self._store.get(index_key, Span(0, INDEX_SIZE_BYTES_MAX + 1))
+            await self._check_version(index_key)
+        except NotFound as exc:
+            raise NotOffloaded(f"{self._store.url} has no index {index_key}") from exc
+        if len(raw) > INDEX_SIZE_BYTES_MAX:
+            most = f"at most {INDEX_SIZE_BYTES_MAX}"
+            raise Corrupt("size of the index", index_key, expected=most, found=f"more than {len(raw) - 1}")
+        try:
+            await self._store.get(data_key, Span(0, 1))
+            await self._check_version(data_key)
+        except NotFound as exc:
+            raise Corrupt("data object", data_key, expected="present", found="absent") from exc
+        return PulsarIndex.decode(raw, ledger_id=key.ledger_id, where=index_key)
+
+    async def ledgers(self, key: PulsarKey) -> Sequence[PulsarLedger]:
+        """Open all ledgers of an attempt: one in V1, perhaps several in V2. Raises as `index` does."""
+        index = await self.index(key)
+        return [PulsarLedger(self._store, str(key.data), index, group, self._walks) for group in index.groups]
 
     async def delete(self, ledger_id: int, uid: UUID) -> None:
         """Delete the index and the data of a V1 ledger. Idempotent.
@@ -166,50 +198,51 @@ class PulsarBucket:
         await self._store.delete((str(key.index),))
         await self._store.delete((str(key),))
 
-    async def scan(self) -> AsyncIterator[FoundAttempt]:
+    async def scan(self) -> AsyncGenerator[FoundAttempt, None]:
         """Yield every attempt, and every object of a stranger, in the order of their keys.
 
-        Memory is bounded: the two objects of an attempt are neighbours in a listing.
+        The two objects of an attempt are neighbours in a listing. The name of each attempt is asked for once,
+        and remembered.
         """
+        asking = in_order(self._named, self._listed(), at_once=NAMES_AT_ONCE)
+        async with aclosing(asking) as rows:
+            async for _, named in rows:
+                yield named
+
+    async def _listed(self) -> AsyncGenerator[FoundAttempt, None]:
+        """Yield every attempt and stranger, without the names of managed ledgers."""
         data: tuple[PulsarKey, int] | None = None
         async for row in self._store.list(""):
             key = PulsarKey.parse(row.key)
             if data is not None and (key is None or key != data[0].index):
-                yield await self._found(data[0], data[1], None)
+                yield FoundAttempt.of(data[0], data[1], None)
                 data = None
             if key is None:
-                yield FoundAttempt(
-                    key=None,
-                    name=row.key,
-                    data_size_bytes=row.size_bytes,
-                    index_size_bytes=None,
-                    managed_ledger=None,
-                )
+                yield FoundAttempt(key=None, name=row.key, data_size_bytes=row.size_bytes)
             elif key.is_index:
-                yield await self._found(key.data, data and data[1], row.size_bytes)
+                yield FoundAttempt.of(key.data, data and data[1], row.size_bytes)
                 data = None
             else:
                 data = key, row.size_bytes
         if data is not None:
-            yield await self._found(data[0], data[1], None)
+            yield FoundAttempt.of(data[0], data[1], None)
 
-    async def _found(self, key: PulsarKey, data: int | None, index: int | None) -> FoundAttempt:
-        name = str(key.index if data is None else key)
-        managed = None
-        if self._keeps_metadata:
+    async def _named(self, found: FoundAttempt) -> FoundAttempt:
+        if not self.keeps_metadata or found.key is None:
+            return found
+        if found.name not in self._names:
             try:
-                managed = (await self._store.metadata_of(name) or {}).get(LEDGER_NAME)
+                metadata = await self._store.metadata_of(found.name) or {}
             except NotFound:  # deleted since it was listed
-                managed = None
-        return FoundAttempt(
-            key=key, name=name, data_size_bytes=data, index_size_bytes=index, managed_ledger=managed
-        )
+                return found
+            self._names[found.name] = metadata.get(LEDGER_NAME)
+        return replace(found, managed_ledger=self._names[found.name])
 
     def _metadata(self, names: BrokerNames, key: PulsarKey) -> dict[str, str]:
-        return names.metadata(key) if self._keeps_metadata else {}
+        return names.metadata(key) if self.keeps_metadata else {}
 
     async def _check_version(self, key: str) -> None:
-        if self._keeps_metadata:
+        if self.keeps_metadata:
             check_version(await self._store.metadata_of(key) or {}, where=key)
 
     def _check_parts(self, ledger: EntryLedger, where: str) -> None:

@@ -122,6 +122,11 @@ class PulsarLedger(EntryLedger):
         return self._group.ledger_id
 
     @property
+    def where(self) -> str:
+        """The key of the data object."""
+        return self._key
+
+    @property
     def first_entry(self) -> int:
         """The first entry that the data object has: 0 in V1."""
         return self._group.first_entry

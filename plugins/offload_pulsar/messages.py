@@ -25,11 +25,14 @@ from offload.formats.checksums import crc32c
 from offload_pulsar.ledger_metadata import MESSAGE_SIZE_BYTES_MAX, parsed_message
 from offload_pulsar.payloads import CompressionName, plain_payload
 
-__all__ = ["EntryMessage", "PulsarEntry"]
+__all__ = ["CHECKSUM_OF_ENTRY", "EntryMessage", "PulsarEntry"]
 
 
 BROKER_MAGIC: Final = bytes.fromhex("0e02")
 CHECKSUM_MAGIC: Final = bytes.fromhex("0e01")
+CHECKSUM_OF_ENTRY: Final = "checksum of the entry"
+"""What `Corrupt` names if the checksum is wrong."""
+
 _SIZE: Final = struct.Struct(">I")
 
 
@@ -77,7 +80,7 @@ class PulsarEntry:
             at += 6
             found, stored = crc32c(view[at:]), int.from_bytes(view[at - 4 : at], "big")
             if found != stored:
-                raise Corrupt("checksum of the entry", where, expected=stored, found=found, position=at - 4)
+                raise Corrupt(CHECKSUM_OF_ENTRY, where, expected=stored, found=found, position=at - 4)
         packed, end = _sized(view, at, where)
         metadata = parsed_message(
             "messages.EntryMetadata", bytes(packed), where, at + 4, MESSAGE_SIZE_BYTES_MAX

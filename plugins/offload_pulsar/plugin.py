@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import DecoderType, hookimpl
+from offload.contracts.plugin import DecoderType, SourceType, hookimpl
 
 NEEDS = "ledger-offload[pulsar]"
 
@@ -13,3 +13,19 @@ NEEDS = "ledger-offload[pulsar]"
 def offload_decoders() -> Sequence[DecoderType]:
     """Declare a decoder of Pulsar's entries: the messages of producers, with their metadata."""
     return [DecoderType(name="pulsar", target="offload_pulsar.decoder:PulsarDecoder", needs=NEEDS)]
+
+
+@hookimpl
+def offload_sources() -> Sequence[SourceType]:
+    """Declare a bucket of Pulsar's tiered storage as a source, on every store that the program has."""
+    stores = ("s3", "gs", "az", "file")
+    return [
+        SourceType(
+            name="pulsar",
+            target="offload_pulsar.source:open_url",
+            schemes=tuple(f"pulsar+{store}" for store in stores),
+            options=("first-offset",),
+            opens_stores=True,
+            needs=NEEDS,
+        )
+    ]

@@ -157,7 +157,10 @@ def test_a_trigger_takes_what_is_above_its_threshold_and_nothing_again(
         ("state", ledgers(10)[:1]),
         ("state", [ledgers(10)[1], ledgers(10)[0]]),
         ("first offset", [ledgers(10, 20)[0], *ledgers(10, 20, 30)[2:]]),
-        ("ledger id", [ledgers(10)[0], LocalLedger(ledger_id=0, first_offset=10, next_offset=10, size_bytes=0)]),
+        (
+            "ledger id",
+            [ledgers(10)[0], LocalLedger(ledger_id=0, first_offset=10, next_offset=10, size_bytes=0)],
+        ),
         ("records", ledgers(0)),
         ("size", ledgers(10, size_bytes=0)),
         ("size", [LocalLedger(ledger_id=0, first_offset=0, next_offset=0, size_bytes=5)]),

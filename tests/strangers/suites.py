@@ -14,7 +14,12 @@ ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 """A folder on Linux in which syncing a file costs nothing."""
 
-NOT_ASKED = ("declares no codings", "declares no metadata", "uploads in parts", "does not declare `unsized_put`")
+NOT_ASKED = (
+    "declares no codings",
+    "declares no metadata",
+    "uploads in parts",
+    "does not declare `unsized_put`",
+)
 """The reasons for which clauses skip most strangers. No other clause may be skipped."""
 
 

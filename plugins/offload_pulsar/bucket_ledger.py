@@ -1,0 +1,101 @@
+"""A ledger of a bucket to copy: its attempts compared, and the times at which its entries were published.
+
+An entry has the time that its producer gave it. An entry that is no message of Pulsar has the time of its
+ledger, as `PulsarLedger` says. Times never go beyond 64 bits.
+
+Invariant: entries are returned only if all attempts have them alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.contracts.entries import EntryLedger, EntryRun
+from offload.errors import Diverged
+from offload.formats.entries import encode_run
+from offload.streams.entry_chunks import read_run
+from offload_pulsar.ledger import PulsarLedger
+from offload_pulsar.publish_time import publish_ms
+
+__all__ = ["BucketLedger"]
+
+TIME_MS_MAX: Final = 2**63 - 1
+
+
+class BucketLedger(EntryLedger):
+    """One ledger, from one or more attempts on it. Reading raises `Diverged` if they differ.
+
+    It raises `Corrupt` for an entry whose own checksum is wrong.
+    """
+
+    __slots__ = ("_first", "_others")
+
+    is_sealed = True
+
+    def __init__(self, attempts: Sequence[PulsarLedger]) -> None:
+        self._first, *self._others = attempts
+
+    @property
+    def ledger_id(self) -> int:
+        """The id of the ledger."""
+        return self._first.ledger_id
+
+    @property
+    def last_entry(self) -> int:
+        """The last entry."""
+        return self._first.last_entry
+
+    @property
+    def length(self) -> int:
+        """The sum of the sizes of all entries, as the index says."""
+        return self._first.length
+
+    @property
+    def closed_ms(self) -> int | None:
+        """The time when the ledger was closed, if it is known."""
+        return self._first.closed_ms
+
+    async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
+        """Return entries in one buffer, with the time of each."""
+        run = await self._first.entries(first, last, size_bytes=size_bytes)
+        for other in self._others:
+            await self._compare(run, other)
+        assert isinstance(run.timestamps_ms, int), "a ledger has one time"
+        return replace(run, timestamps_ms=await asyncio.to_thread(_times, run, self._first.where))
+
+    async def _compare(self, run: EntryRun, other: PulsarLedger) -> None:
+        """Raise `Diverged` unless another attempt has the same entries."""
+        who = f"ledger {self.ledger_id} was offloaded twice, to {self._first.where} and to {other.where}"
+        if (other.last_entry, other.length) != (self.last_entry, self.length):
+            raise Diverged(f"{who}, and one has other entries than the other")
+        entry, stop, at = run.first, run.first + len(run.ends), 0
+        while entry < stop:
+            theirs = await read_run(other, entry, stop - 1, size_bytes=len(run.data), where=other.where)
+            rows = slice(at, at + len(theirs.ends))
+            ours = encode_run(run.data, run.starts[rows], run.ends[rows])
+            if ours != encode_run(theirs.data, theirs.starts, theirs.ends):
+                last = entry + len(theirs.ends) - 1
+                raise Diverged(f"{who}, and entries {entry} to {last} are not the same")
+            entry, at = entry + len(theirs.ends), rows.stop
+
+    async def aclose(self) -> None:
+        """Forget what was read."""
+        for each in (self._first, *self._others):
+            await each.aclose()
+
+
+def _times(run: EntryRun, where: str) -> npt.NDArray[np.int64]:
+    """Return the time of each entry."""
+    data = memoryview(run.data)
+    times = np.full(len(run.ends), run.timestamps_ms, np.int64)
+    for row, (start, end) in enumerate(zip(run.starts.tolist(), run.ends.tolist(), strict=True)):
+        found = publish_ms(data[start:end], where=f"{where}, entry {run.first + row}")
+        if found is not None and found <= TIME_MS_MAX:
+            times[row] = found
+    return times

@@ -1,0 +1,233 @@
+"""Pulsar's bucket as a source: `pulsar+s3://BUCKET`, and `pulsar+` before the URL of any other store.
+
+A stream is a managed ledger, which is a topic partition, and a record is an entry, untouched. The objects of
+a ledger say in their metadata to which managed ledger it belongs. If they do not, or the store keeps no
+metadata, the ledger is a stream of its own: nothing says which ledgers belong together.
+
+    objects of a ledger                          the ledger is
+    data and index                               copied
+    two attempts, each with data and index       copied, if all their entries are the same, else `Diverged`
+    data without index                           left out: the attempt did not end, or was deleted in part
+    index without data, and no other attempt     `Corrupt`: the copy of its stream ends before it
+
+Invariants: nothing in the bucket is changed; the damage of one managed ledger does not hinder the others.
+
+Not promised: that a lost ledger is missed if it was never listed before, because Pulsar's ids have gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any, Final, TypeAlias
+
+from offload.contracts.entries import EntryLedger
+from offload.contracts.opening import OpeningContext
+from offload.contracts.source import Source, SourceStream
+from offload.contracts.store import ObjectStore
+from offload.env import Env
+from offload.errors import Corrupt, Misuse, NotOffloaded, TryAgain
+from offload.formats.keys import is_name
+from offload.store.read_only import ReadOnlyStore
+from offload.streams.entry_ledger import EntryLedgerStream
+from offload.tasks import in_order, one_by_one
+from offload_pulsar.bucket import FoundAttempt, PulsarBucket
+from offload_pulsar.bucket_ledger import BucketLedger
+from offload_pulsar.ledger import PulsarLedger
+
+__all__ = ["PulsarSource"]
+
+
+Attempts: TypeAlias = dict[str, dict[int, list[FoundAttempt]]]
+"""Attempts by stream and ledger id."""
+
+PREFIX: Final = "pulsar+"
+
+SCAN_SECONDS: Final = 10.0
+"""For so long, all streams of a bucket share one listing of it."""
+
+OPENED_AT_ONCE: Final = 16
+NAMES_SHOWN_MAX: Final = 5
+"""How many keys a note names."""
+
+
+def open_url(url: str, *, options: Mapping[str, Any], context: OpeningContext) -> PulsarSource:
+    """Return the source at a URL. Sends no request. Raises `Misuse` for a wrong option or URL."""
+    inner = url.removeprefix(PREFIX)
+    store = context.open_store(inner, context.store_options)
+    return PulsarSource(
+        store, url, first_offset=_first_offset(options.get("first-offset", 0)), env=context.env
+    )
+
+
+def _first_offset(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < 2**63:
+        raise Misuse(f"option 'first-offset' takes an offset, 0 or more, not {value!r}")
+    return number
+
+
+class PulsarSource(Source):
+    """The managed ledgers of a bucket. `store` is only read, and belongs to the caller.
+
+    `first_offset` is that of the oldest ledger of a stream of which nothing was copied yet. From then on
+    offsets are counted from what the tier has, so they stay when Pulsar deletes its oldest ledgers.
+    """
+
+    def __init__(
+        self, store: ObjectStore, url: str, *, first_offset: int = 0, env: Env | None = None
+    ) -> None:
+        self._url, self._first_offset, self._env = url, first_offset, env or Env()
+        self._store = ReadOnlyStore(store, lambda: Misuse(f"{url} is a source, and is never changed"))
+        self._bucket = PulsarBucket(self._store)
+        self._opened: dict[str, Sequence[PulsarLedger]] = {}
+        """The ledgers of each data object. Objects never change, so an index is read once."""
+
+        self._found: Attempts = {}
+        self._notes: Sequence[str] = ()
+        self._scanned_at = -inf
+        self._scanning = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        """The URL that was given."""
+        return self._url
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the last look at the bucket left out, and why."""
+        return self._notes
+
+    async def streams(self) -> Sequence[SourceStream]:
+        """Return the managed ledgers. Lists the whole bucket, and asks for the name of each attempt."""
+        self._scanned_at = -inf
+        found = await self._scan()
+        if not found:
+            raise NotOffloaded(f"{self._url} has no ledger of Pulsar{_because(self._notes)}")
+        return [
+            EntryLedgerStream(name, partial(self.ledgers_of, name), first_offset=self._first_offset)
+            for name in sorted(found)
+        ]
+
+    async def ledgers_of(self, name: str) -> Sequence[EntryLedger | Corrupt]:
+        """Return the ledgers of a stream, the oldest first, or the damage in the place of one.
+
+        Raises `TryAgain` if an object was deleted meanwhile.
+        """
+        attempts = (await self._scan()).get(name, {})
+        opening = in_order(self._ledger, one_by_one(sorted(attempts.items())), at_once=OPENED_AT_ONCE)
+        async with aclosing(opening) as opened:
+            return [ledger async for _, ledger in opened]
+
+    async def aclose(self) -> None:
+        """Close the store."""
+        await self._store.aclose()
+
+    async def _scan(self) -> Attempts:
+        """Return the attempts on all ledgers, by stream and ledger id. All callers share a look at a time."""
+        async with self._scanning:
+            now = self._env.monotonic()
+            if now - self._scanned_at >= SCAN_SECONDS:
+                sorting = _Sorting()
+                async with aclosing(self._bucket.scan()) as rows:
+                    async for row in rows:
+                        await self._sort(row, sorting)
+                self._found, self._notes, self._scanned_at = sorting.attempts, sorting.notes(), now
+                names = {
+                    each.name for found in self._found.values() for those in found.values() for each in those
+                }
+                self._opened = {name: opened for name, opened in self._opened.items() if name in names}
+            return self._found
+
+    async def _sort(self, row: FoundAttempt, sorting: _Sorting) -> None:
+        ids: Sequence[int] = ()
+        if row.key is not None and row.key.ledger_id is not None:
+            ids = (row.key.ledger_id,)
+        elif row.is_whole:
+            try:
+                ids = [each.ledger_id for each in await self._open(row)]
+            except (Corrupt, NotOffloaded) as error:
+                sorting.leave_out(str(error), row.name)
+                return
+        sorting.add(row, ids)
+
+    async def _open(self, attempt: FoundAttempt) -> Sequence[PulsarLedger]:
+        """Return all ledgers of an attempt. Raises `NotOffloaded` if it is gone."""
+        opened = self._opened.get(attempt.name)
+        if opened is None:
+            assert attempt.key is not None, "a stranger is no attempt"
+            opened = self._opened[attempt.name] = await self._bucket.ledgers(attempt.key)
+        return opened
+
+    async def _ledger(self, item: tuple[int, Sequence[FoundAttempt]]) -> EntryLedger | Corrupt:
+        ledger_id, attempts = item
+        whole = [each for each in attempts if each.is_whole]
+        if not whole:
+            return Corrupt("data object", attempts[0].name, expected="present", found="absent")
+        try:
+            opened = [each for attempt in whole for each in await self._open(attempt)]
+        except Corrupt as damage:
+            return damage
+        except NotOffloaded as gone:
+            raise TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened") from gone
+        same = [each for each in opened if each.ledger_id == ledger_id]
+        if any(each.first_entry for each in same):
+            return Corrupt("first entry", whole[0].name, expected=0, found=same[0].first_entry)
+        return BucketLedger(same)
+
+
+@dataclass(slots=True)
+class _Sorting:
+    """What one listing of a bucket has."""
+
+    attempts: Attempts = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """The keys of what is no part of a stream, by the reason."""
+
+    names: set[str] = field(default_factory=set)
+    """The names of all attempts."""
+
+    nameless: int = 0
+
+    def add(self, row: FoundAttempt, ids: Sequence[int]) -> None:
+        """Put an attempt to the ledgers that it is of."""
+        if row.key is None or row.index_size_bytes is None:
+            self.leave_out(row.finding, row.name)
+            return
+        for ledger_id in ids:
+            name = row.managed_ledger or f"ledger-{ledger_id}"
+            if not is_name(name):
+                self.leave_out("of a managed ledger whose name no stream can have", row.name)
+                continue
+            self.names.add(row.name)
+            self.nameless += row.managed_ledger is None
+            self.attempts.setdefault(name, {}).setdefault(ledger_id, []).append(row)
+
+    def leave_out(self, reason: str, key: str) -> None:
+        """Note what was left out."""
+        self.left_out.setdefault(reason, []).append(key)
+
+    def notes(self) -> Sequence[str]:
+        """Return a line for each reason, with the first keys."""
+        notes = []
+        for reason, keys in sorted(self.left_out.items()):
+            shown = ", ".join(map(repr, keys[:NAMES_SHOWN_MAX]))
+            more = f" and {len(keys) - NAMES_SHOWN_MAX} more" if len(keys) > NAMES_SHOWN_MAX else ""
+            notes.append(f"left out, {reason}: {shown}{more}")
+        if self.nameless:
+            notes.append(
+                f"{self.nameless} of the ledgers have no name of a managed ledger: each is a stream of its "
+                "own, named after its id, and nothing says in which version it was written"
+            )
+        return notes
+
+
+def _because(notes: Sequence[str]) -> str:
+    return f": {'; '.join(notes)}" if notes else ": it is empty"

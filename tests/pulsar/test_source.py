@@ -1,0 +1,403 @@
+"""Tests of Pulsar's bucket as a source: what is copied, under which offsets, and what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey
+from offload_pulsar.source import PulsarSource, open_url
+from pulsar_sets import DATA, ListedEntries, store_of
+
+from offload import (
+    Env,
+    Misuse,
+    NotOffloaded,
+    ObjectStoreOffloader,
+    Retention,
+    StreamReader,
+    StreamReport,
+    TierOptions,
+    sync,
+    trim,
+)
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Span
+from offload.errors import Corrupt, Diverged
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+
+ORDERS = "public/default/persistent/orders-partition-0"
+OTHER = "public/default/persistent/other"
+BLOCK_SIZE_BYTES = 300
+
+
+def entries_of(ledger_id: int, count: int = 10) -> list[bytes]:
+    return [b"%d-%d|" % (ledger_id, number) + b"x" * (number * 13 % 40) for number in range(count)]
+
+
+class World:
+    """A bucket that Pulsar fills and trims, and a tier."""
+
+    def __init__(self, *, keeps_metadata: bool = True) -> None:
+        self.store: MemoryStore = MemoryStore() if keeps_metadata else NoMetadata()
+        self.tier = ObjectStoreOffloader(MemoryStore(), options=TierOptions(fragment_size_bytes=400))
+        self.uids: dict[int, UUID] = {}
+        self.now = 0.0
+        self.source = self.new_source()
+
+    def new_source(self, **options: Any) -> PulsarSource:
+        env = Env(monotonic=lambda: self.now)
+        return PulsarSource(self.store, "pulsar+memory://bucket", env=env, **options)
+
+    async def offload(
+        self, ledger_id: int, entries: list[bytes] | None = None, *, name: str = ORDERS, block: int = 0
+    ) -> PulsarKey:
+        bucket = PulsarBucket(self.store, block_size_bytes_max=block or BLOCK_SIZE_BYTES)
+        listed = ListedEntries(ledger_id, entries_of(ledger_id) if entries is None else entries)
+        uid = self.uids[ledger_id] = uuid4()
+        await bucket.offload(listed, uid, names=BrokerNames(managed_ledger=name))
+        return PulsarKey(uid, ledger_id)
+
+    async def delete(self, ledger_id: int) -> None:
+        await PulsarBucket(self.store).delete(ledger_id, self.uids[ledger_id])
+
+    async def sync(self) -> dict[str, StreamReport]:
+        """Copy what is new, as a run of the command does."""
+        self.now += 60
+        return {report.stream: report async for report in sync(self.source, self.tier)}
+
+    async def read(self, stream: str = ORDERS) -> list[tuple[int, bytes]]:
+        reader = await StreamReader.open(self.tier, stream)
+        return [
+            (batch.offset + row, bytes(body))
+            async for batch in reader.messages(reader.manifest.first_offset)
+            for row, body in enumerate(batch.bodies)
+        ]
+
+
+class NoMetadata(MemoryStore):
+    """A store as a folder is: objects have no metadata."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, metadata_size_bytes_max=0)
+
+
+def rewrite(store: MemoryStore, key: object, data: bytes | None = None, **metadata: str) -> None:
+    """Give an object other bytes, or more metadata, than any of our writers would."""
+    old: Any = store.objects[str(key)]
+    store.objects[str(key)] = type(old).of(old if data is None else data, {**old.metadata, **metadata})
+
+
+def run(act: Callable[[World], Awaitable[None]], **options: bool) -> None:
+    asyncio.run(act(World(**options)))
+
+
+def numbered(*ledgers: list[bytes], begin: int = 0) -> list[tuple[int, bytes]]:
+    return [*enumerate([entry for ledger in ledgers for entry in ledger], begin)]
+
+
+def test_a_stream_is_the_managed_ledger_and_a_record_is_an_entry() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in (12, 3):
+            await world.offload(ledger_id)
+        await world.offload(5, name=OTHER)
+
+        reports = await world.sync()
+
+        assert [*reports] == [ORDERS, OTHER]
+        assert not any(report.error for report in reports.values())
+        assert await world.read() == numbered(entries_of(3), entries_of(12))
+        assert await world.read(OTHER) == numbered(entries_of(5))
+        assert not world.source.notes
+
+    run(act)
+
+
+def test_offsets_stay_while_pulsar_deletes_its_oldest_ledgers() -> None:
+    """Also if everything that was there is gone."""
+
+    async def act(world: World) -> None:
+        await world.offload(3)
+        await world.offload(7)
+        await world.sync()
+        await world.delete(3)
+        await world.offload(9)
+        world.source = world.new_source()  # another process
+        assert (await world.sync())[ORDERS].error is None
+        for ledger_id in (7, 9):
+            await world.delete(ledger_id)
+        await world.offload(11)
+
+        assert (await world.sync())[ORDERS].error is None
+
+        assert await world.read() == numbered(*map(entries_of, (3, 7, 9, 11)))
+
+    run(act)
+
+
+def test_offsets_stay_after_a_trim_of_the_tier_too() -> None:
+    """The manifest alone does not show where the ledger begins then: the source asks the tier."""
+
+    async def act(world: World) -> None:
+        large = [bytes([number]) * 100_000 for number in range(30)]  # three chunks
+        await world.offload(3, large, block=2**23)
+        await world.sync()
+        await trim(world.tier, ORDERS, Retention(size_bytes_max=1_500_000))
+        await world.offload(4)
+        world.source = world.new_source()
+
+        assert (await world.sync())[ORDERS].error is None
+
+        found = await world.read()
+        assert 15 < len(found) < 30
+        assert found == numbered(large, entries_of(4))[-len(found) :]
+
+    run(act)
+
+
+def test_a_first_sync_may_begin_at_any_offset() -> None:
+    async def act(world: World) -> None:
+        await world.offload(3)
+        world.source = world.new_source(first_offset=1000)
+        await world.sync()
+        await world.offload(4)
+        await world.sync()
+        assert await world.read() == numbered(entries_of(3), entries_of(4), begin=1000)
+
+    run(act)
+
+
+def test_a_committed_ledger_that_is_lost_between_others_is_named() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in (3, 5, 7):
+            await world.offload(ledger_id)
+        await world.sync()
+        await world.delete(5)
+        await world.offload(8)
+
+        for source in (world.source, world.new_source()):
+            world.source = source
+            error = (await world.sync())[ORDERS].error
+            assert isinstance(error, Diverged | Corrupt)
+            assert "missing" in str(error) or "ledger 5" in str(error)
+        assert await world.read() == numbered(*map(entries_of, (3, 5, 7)))
+
+    run(act)
+
+
+def test_two_attempts_with_the_same_entries_are_one_ledger() -> None:
+    """Their blocks may be cut differently. An attempt that did not end does not count."""
+
+    async def act(world: World) -> None:
+        await world.offload(3)
+        await world.offload(3, block=1000)
+        unfinished = await world.offload(3, [b"other"])
+        await world.store.delete([str(unfinished.index)])
+
+        assert (await world.sync())[ORDERS].error is None
+
+        assert await world.read() == numbered(entries_of(3))
+        assert [note for note in world.source.notes if str(unfinished) in note and "garbage" in note]
+
+    run(act)
+
+
+@pytest.mark.parametrize("other", [[*entries_of(4)[:-1], b"?" * len(entries_of(4)[-1])], entries_of(4)[:-1]])
+def test_two_attempts_with_different_entries_are_both_named(other: list[bytes]) -> None:
+    """The ledgers before them are copied."""
+
+    async def act(world: World) -> None:
+        await world.offload(3)
+        keys = [await world.offload(4), await world.offload(4, other)]
+
+        error = (await world.sync())[ORDERS].error
+
+        assert isinstance(error, Diverged)
+        assert all(str(key) in str(error) for key in keys)
+        assert await world.read() == numbered(entries_of(3))
+
+    run(act)
+
+
+@pytest.mark.parametrize("what", ["no data", "a cut index", "a foreign version"])
+def test_damage_ends_its_own_stream_and_no_other(what: str) -> None:
+    """The ledgers before it are copied, and those behind it as soon as it is repaired."""
+
+    async def act(world: World) -> None:
+        await world.offload(2)
+        key = await world.offload(3)
+        await world.offload(4)
+        await world.offload(5, name=OTHER)
+        objects = dict(world.store.objects)
+        match what:
+            case "no data":
+                del world.store.objects[str(key)]
+            case "a cut index":
+                rewrite(world.store, key.index, objects[str(key.index)][:-3])
+            case _:
+                rewrite(world.store, key, s3managedledgeroffloaderformatversion="2")
+
+        reports = await world.sync()
+
+        error = reports[ORDERS].error
+        assert isinstance(error, Corrupt)
+        assert str(key) in str(error)
+        assert reports[OTHER].error is None
+        assert await world.read() == numbered(entries_of(2))
+        world.store.objects.update(objects)
+        assert (await world.sync())[ORDERS].error is None
+        assert await world.read() == numbered(*map(entries_of, (2, 3, 4)))
+
+    run(act)
+
+
+def test_a_flipped_bit_of_a_block_header_is_named_by_object_and_byte() -> None:
+    async def act(world: World) -> None:
+        key = await world.offload(3)
+        data = bytearray(world.store.objects[str(key)])
+        data[BLOCK_SIZE_BYTES + 3] ^= 1  # in the magic of the second block
+        rewrite(world.store, key, bytes(data))
+
+        error = (await world.sync())[ORDERS].error
+
+        assert isinstance(error, Corrupt)
+        assert f"{key} at byte {BLOCK_SIZE_BYTES}" in str(error)
+
+    run(act)
+
+
+def test_a_store_without_metadata_has_a_stream_for_each_ledger_and_says_so() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in (3, 2**40):
+            await world.offload(ledger_id)
+
+        reports = await world.sync()
+
+        assert [*reports] == ["ledger-1099511627776", "ledger-3"]
+        assert await world.read("ledger-3") == numbered(entries_of(3))
+        assert "2 of the ledgers have no name" in world.source.notes[0]
+
+    run(act, keeps_metadata=False)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/", "ledger-3", "ü\n\x1b[31m", "x" * 500])
+def test_a_managed_ledger_may_have_any_name_that_a_stream_can_have(name: str) -> None:
+    async def act(world: World) -> None:
+        key = await world.offload(3)
+        for each in (key, key.index):
+            rewrite(world.store, each, managedledgername=name)
+
+        assert (await world.sync())[name].error is None
+
+        assert await world.read(name) == numbered(entries_of(3))
+
+    run(act)
+
+
+def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> None:
+    async def act(world: World) -> None:
+        key = await world.offload(3)
+        strangers = ["README", f"{key.uid}-ledger-03", f"{key.uid}-ledger-3-index2", "a/" + str(key)]
+        for stranger in strangers:
+            await world.store.put(stranger, Body.of(b"?"))
+        nameless = await world.offload(4)
+        rewrite(world.store, nameless, managedledgername="\udcff")
+
+        await world.sync()
+
+        note, other = sorted(world.source.notes)
+        assert str(nameless) in other
+        assert "whose name no stream can have" in other
+        assert all(repr(stranger) in note for stranger in strangers)
+        assert await world.read() == numbered(entries_of(3))
+
+    run(act)
+
+
+def test_a_bucket_without_ledgers_is_an_error_that_says_what_it_has() -> None:
+    async def act(world: World) -> None:
+        with pytest.raises(NotOffloaded, match="no ledger of Pulsar: it is empty"):
+            await world.source.streams()
+        await world.store.put("README", Body.of(b"?"))
+        with pytest.raises(NotOffloaded, match="not Pulsar's: 'README'"):
+            await world.source.streams()
+
+    run(act)
+
+
+def test_real_messages_have_the_times_at_which_they_were_published() -> None:
+    """A chunk has the time of its newest message."""
+
+    async def act(world: World) -> None:
+        rows = [json.loads(line) for line in (DATA / "messages" / "expected.jsonl").read_text().splitlines()]
+        world.store = await store_of("messages")
+        world.source = world.new_source()
+
+        (name,) = await world.sync()
+
+        reader = await StreamReader.open(world.tier, name)
+        times = {batch.timestamp_ms async for batch in reader.messages(reader.manifest.first_offset)}
+        assert max(times) == max(row["publish_time"] for row in rows)
+        assert len(await world.read(name)) == len({row["entry"] for row in rows})
+
+    run(act)
+
+
+def test_an_entry_with_a_wrong_checksum_is_not_copied() -> None:
+    async def act(world: World) -> None:
+        world.store = await store_of("messages")
+        world.source = world.new_source()
+        key = next(key for key in world.store.objects if not key.endswith("index"))
+        data = bytearray(world.store.objects[key])
+        data[data.index(b"\x0e\x01") + 12] ^= 1
+        rewrite(world.store, key, bytes(data))
+
+        (report,) = (await world.sync()).values()
+
+        assert isinstance(report.error, Corrupt)
+        assert "checksum of the entry" in str(report.error)
+        assert key in str(report.error)
+
+    run(act)
+
+
+def test_the_streams_of_a_bucket_share_a_look_and_each_index_is_read_once() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in range(5):
+            await world.offload(ledger_id, name=f"{ORDERS}-{ledger_id}")
+        counted = FaultyStore(world.store)
+        world.source = PulsarSource(counted, "pulsar+memory://bucket", env=Env(monotonic=lambda: world.now))
+        await world.sync()
+        counted.calls.clear()
+        for stream in await world.source.streams():
+            await stream.mark()
+            await stream.mark()
+
+        assert [call.operation for call in counted.calls] == ["list"]
+
+    run(act)
+
+
+def test_a_source_changes_nothing() -> None:
+    async def act(world: World) -> None:
+        await world.offload(3)
+        with pytest.raises(Misuse, match="never changed"):
+            await world.source._bucket.delete(3, world.uids[3])
+        assert await world.store.get(str(PulsarKey(world.uids[3], 3)), Span(0, 1))
+
+    run(act)
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", str(2**63)])
+def test_a_first_offset_is_a_number(value: str) -> None:
+    context: Any = SimpleNamespace(env=Env(), store_options={}, open_store=lambda *_: MemoryStore())
+    with pytest.raises(Misuse, match="'first-offset' takes an offset"):
+        open_url("pulsar+s3://bucket", options={"first-offset": value}, context=context)
