@@ -78,10 +78,10 @@ async def source_agrees(snapshot: Snapshot, leftover: Leftover) -> bool:
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:
     """Raise `Diverged` unless the source continues what is committed.
 
-    The last committed chunk must be the source's chunk at that offset, with the same id, leader epoch and
-    CRC. The source must neither end before it nor begin behind it. If that chunk was trimmed and swept since
-    `manifest` was loaded, the newest manifest is compared instead. Raises `Absent` if the newest manifest
-    names an object that is gone, and `StreamDeleted` if the stream was deleted.
+    The last committed chunk must be the source's chunk at that offset, with the same id, leader epoch,
+    timestamp and CRC. The source must neither end before it nor begin behind it. If that chunk was trimmed
+    and swept since `manifest` was loaded, the newest manifest is compared instead. Raises `Absent` if the
+    newest manifest names an object that is gone, and `StreamDeleted` if the stream was deleted.
     """
     # Without a committed chunk that the source still has, there is nothing to compare.
     if not reaches(manifest.stream, manifest.next_offset, snapshot) or not manifest.fragments:
@@ -156,7 +156,10 @@ async def _lacks(snapshot: Snapshot, committed: ChunkHeader, _: bytes) -> str | 
         return "no chunk begins there"
     found = ChunkHeader.decode(raw, where=f"chunk at offset {committed.offset}")
     if (found.epoch, found.crc) == (committed.epoch, committed.crc):
-        return None
+        if found.timestamp_ms == committed.timestamp_ms:
+            return None
+        # The CRC is that of the records alone. A producer may have sent them to two brokers.
+        return f"the same records at another time, {found.timestamp_ms} and not {committed.timestamp_ms}"
     return f"leader epoch {found.epoch}, CRC {found.crc:08x}"
 
 

@@ -205,7 +205,9 @@ class TierSide:
 
 
 def _is_same(found: ChunkHeader, expected: ChunkHeader) -> bool:
-    return (found.offset, found.epoch, found.crc) == (expected.offset, expected.epoch, expected.crc)
+    return all(
+        getattr(found, name) == getattr(expected, name) for name in ("offset", "epoch", "timestamp_ms", "crc")
+    )
 
 
 def _agrees(window: Window, chunk: bytes, header: ChunkHeader) -> bool:

@@ -145,6 +145,30 @@ def test_a_copy_whose_last_chunk_is_like_that_of_the_tier_keeps_the_ledger_that_
     run(scenario)
 
 
+def test_a_copy_whose_last_records_are_those_of_the_tier_at_another_time_has_another_history() -> None:
+    """A producer sent the same record to both brokers, whose disks are of one epoch. The CRCs are equal."""
+
+    async def scenario(world: World) -> None:
+        other, winner, loser = await pair(world)
+        await records_of(winner, 1, "winner-")
+        kept = await records_of(loser, 1, "loser-")
+        await winner.append([b"the same"])
+        world.clock.now += 1
+        await loser.append([b"the same"])
+        for owner in (winner, loser):
+            await owner.roll()
+        await winner.offload_prefix(2)
+        added = await records_of(loser, 1, "loser-")
+
+        with pytest.raises(Diverged, match="the same records at another time"):
+            await loser.offload_prefix(3)
+
+        assert await on_tier(world) == [b"winner-0", b"the same"]
+        assert all(body in local_bodies(other) for body in kept + added)
+
+    run(scenario)
+
+
 def test_a_comparison_counts_only_for_the_end_up_to_which_it_was_made() -> None:
     """Both have records of the same sizes and times, behind an end at which the copy had agreed."""
 
