@@ -1,0 +1,193 @@
+"""What an owner makes sure of before a local copy goes, and what it notices about its tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from managed_world import STREAM, World, bodies, fill, run
+
+from offload.errors import Diverged
+from offload.managed.ledger import ManagedLedger
+from offload.managed.policy import LedgerPolicy
+from offload.model.entry import Entries
+from offload.model.manifest import CommittedStream
+from offload.store.memory import MemoryStore
+from offload.upkeep.retention import Retention, trim
+
+LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
+
+
+class ShortView:
+    """A view whose entries end before its manifest does, as those of a backend with a mistake."""
+
+    def __init__(self, view: Any, end: int) -> None:
+        self.view, self.end = view, end
+
+    async def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
+        """Yield the entries below the end."""
+        async for run_ in self.view.walk(offset):
+            yield run_[run_["first_offset"] < self.end]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+
+class ShortTier:
+    """A tier whose views are short."""
+
+    def __init__(self, tier: Any, end: int) -> None:
+        self.tier, self.end = tier, end
+
+    def view_of(self, committed: CommittedStream) -> ShortView:
+        """Return the short view."""
+        return ShortView(self.tier.view_of(committed), self.end)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tier, name)
+
+
+async def offloaded(world: World, *counts: int) -> tuple[ManagedLedger, list[bytes]]:
+    """Return a ledger of which all but the last part is on the tier, and its records."""
+    ledger = await world.open(LAG)
+    records = await fill(ledger, *counts)
+    await ledger.step()
+    return ledger, records
+
+
+@pytest.mark.parametrize("end", [0, 10])
+def test_a_ledger_of_which_the_tier_has_no_entry_stays(end: int) -> None:
+    """The manifest says that the tier ends behind it, and its entries end before."""
+
+    async def scenario(world: World) -> None:
+        ledger, records = await offloaded(world, 10, 10, 5)
+        ledger._copy.tier = ShortTier(ledger.tier, end)  # type: ignore[assignment]
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, Diverged)
+        assert f"its entries end at offset {end}" in str(ledger.error)
+        assert world.local() == ([0, 10, 20] if end == 0 else [10, 20])
+        assert await bodies(ledger, end) == records[end:]
+
+    run(scenario)
+
+
+def test_a_ledger_goes_although_its_fragment_begins_before_it() -> None:
+    """A log was restored with other ledgers than those that the tier has: the same chunks, cut elsewhere."""
+
+    async def scenario(world: World) -> None:
+        ledger, records = await offloaded(world, 10, 10, 5)
+        await ledger.close()
+        first = world.disk.ledgers[0]
+        halves = [replace(first, chunks=first.chunks[:5]), replace(first, chunks=first.chunks[5:])]
+        for half, (begin, end) in zip(halves, ((0, 5), (5, 10)), strict=True):
+            size_bytes = sum(map(len, half.chunks))
+            half.facts = replace(
+                first.facts, ledger_id=begin, first_offset=begin, next_offset=end, size_bytes=size_bytes
+            )
+        world.disk.ledgers[:1] = halves
+        ledger = await world.open(LAG)
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert ledger.error is None
+        assert world.local() == [20]
+        assert await bodies(ledger) == records
+
+    run(scenario)
+
+
+def test_a_ledger_goes_although_the_tier_was_trimmed_within_it() -> None:
+    async def scenario(world: World) -> None:
+        ledger, records = await offloaded(world, 10, 10, 5)
+        await trim(world.tier(), STREAM, Retention(before_offset=10), env=world.env())
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert ledger.error is None
+        assert world.local() == [20]
+        assert await bodies(ledger, 10) == records[10:]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("had", "is_known"),
+    [
+        ((0, 10), True),
+        ((0, 25), True),
+        ((1, 10), False),
+        ((0, 9), False),
+        ((10, 25), False),
+        (None, False),
+        (("another incarnation", 0, 25), False),
+    ],
+)
+def test_a_copy_of_what_was_trimmed_goes_only_if_all_of_it_was_noted(
+    had: tuple[Any, ...] | None, is_known: bool
+) -> None:
+    """The tier is trimmed up to 10. The log has [0, 10), and a note of what the tier had."""
+
+    async def scenario(world: World) -> None:
+        ledger, records = await offloaded(world, 10, 10, 5)
+        await ledger.close()
+        await trim(world.tier(), STREAM, Retention(before_offset=10), env=world.env())
+        note = json.loads(world.disk.notes["committed"])
+        if had is None:
+            note["had"] = None
+        else:
+            *other, note["had"]["first_offset"], note["had"]["next_offset"] = had
+            note["had"]["incarnation"] = [note["had"]["incarnation"], *other][-1]
+        world.disk.notes["committed"] = json.dumps(note).encode()
+        ledger = await world.open(LAG)
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert world.local() == ([20] if is_known else [0, 10, 20])
+        assert (ledger.error is None) == is_known
+        assert await bodies(ledger, 10 if is_known else 0) == records[10 if is_known else 0 :]
+
+    run(scenario)
+
+
+def test_a_tier_that_lost_its_newest_record_is_noticed_and_no_copy_goes() -> None:
+    """The newest root is gone, with a ledger of one record. An older one is left."""
+
+    async def scenario(world: World) -> None:
+        ledger, _ = await offloaded(world, 10, 5)
+        await ledger.roll()
+        await ledger.step()
+        await ledger.append([b"alone"])
+        await ledger.roll()
+        before = dict(objects_of(world))
+        await ledger.step()
+        await ledger.close()
+        after = objects_of(world)
+        for key in set(after) - set(before):
+            del after[key]
+        ledger = await world.open(LAG)
+        await ledger.append([b"more"])
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, Diverged)
+        assert "it ends at offset 15 now, not at 16" in str(ledger.error)
+        assert world.local() == [0, 10, 15, 16]
+
+    run(scenario)
+
+
+def objects_of(world: World) -> dict[str, Any]:
+    """Return the objects of the store, to change them behind everybody's back."""
+    store = world.store.inner
+    assert isinstance(store, MemoryStore)
+    return store.objects
