@@ -25,6 +25,7 @@ from offload.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, TryA
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
 from offload.local import appended, folder_log
+from offload.local.appended import AppendCall, NewChunk
 from offload.local.disk import Disk
 from offload.local.folder_log import Durability, FolderLog
 from offload.local.log_lock import LOCK_NAME
@@ -331,6 +332,37 @@ def test_calls_that_wait_together_share_chunks(tmp_path: Path) -> None:
         await asyncio.gather(*(log.append([b"x" * 100], timestamp_ms=NOW_MS + n) for n in range(1000)))
         async with await log.open_ledger(0) as handle:
             assert len(await handle.table()) == 1
+
+    with_log(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([60] * 6, [2, 2, 2]),  # a batch ends with the call that brings it to its size
+        ([60, 190, 60, 60], [1, 1, 2]),  # and before one that would bring it to more than twice its size
+        ([500, 500], [1, 1]),
+        ([60, 140, 10], [2, 1]),
+    ],
+)
+def test_a_batch_ends_at_its_size_and_a_huge_call_is_written_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], batches: list[int]
+) -> None:
+    monkeypatch.setattr(folder_log, "BATCH_SIZE_BYTES", 100)
+    written: list[int] = []
+    chunks_of = folder_log.chunks_of
+
+    def count(batch: list[AppendCall]) -> list[NewChunk]:
+        written.append(len(batch))
+        return chunks_of(batch)
+
+    monkeypatch.setattr(folder_log, "chunks_of", count)
+
+    async def scenario(log: FolderLog) -> None:
+        # A record takes 4 bytes more than its own.
+        calls = [log.append([bytes(size - 4)], timestamp_ms=1) for size in sizes]
+        assert await asyncio.gather(*calls) == list(range(len(sizes)))
+        assert written == batches
 
     with_log(tmp_path, scenario)
 

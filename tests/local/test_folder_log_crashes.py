@@ -371,6 +371,48 @@ def test_a_failed_sync_in_the_background_breaks_the_log(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_ledger_whose_end_cannot_be_synced_breaks_the_log(tmp_path: Path) -> None:
+    """To seal it once more would not show what the kernel has dropped."""
+
+    async def scenario() -> None:
+        disk = FailingDisk()
+        log = await FolderLog.open(tmp_path, disk=disk)
+        await log.append([b"a"], timestamp_ms=NOW_MS)
+        disk.fails = failing_at(0, name="set_time")
+        with pytest.raises(OffloadError, match="Input/output error"):
+            await log.roll(now_ms=NOW_MS)
+        for call in (lambda: log.append([b"b"], timestamp_ms=NOW_MS), lambda: log.roll(now_ms=NOW_MS)):
+            with pytest.raises(OffloadError, match="until it is opened again"):
+                await call()
+        await log.aclose()
+        async with await FolderLog.open(tmp_path) as again:
+            assert await records_of(again) == [b"a"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("name", "number"), [("create", 1), ("write", 1), ("sync", 2), ("sync_folder", 0)])
+def test_a_roll_that_failed_is_undone_and_the_log_goes_on(tmp_path: Path, name: str, number: int) -> None:
+    """The disk is full in the middle of the new pair. Nothing is left of it."""
+
+    async def scenario() -> None:
+        disk = FailingDisk()
+        async with await FolderLog.open(tmp_path, disk=disk, durability=Durability.OS) as log:
+            await log.append([b"a"], timestamp_ms=NOW_MS)
+            before = set(files(tmp_path))
+            disk.fails = failing_at(number, error=errno.ENOSPC, name=name)
+            with pytest.raises(NoSpace):
+                await log.roll(now_ms=NOW_MS)
+            assert set(files(tmp_path)) == before
+            assert await log.append([b"b"], timestamp_ms=NOW_MS) == 1
+            assert await log.roll(now_ms=NOW_MS) is not None
+            assert await log.append([b"c"], timestamp_ms=NOW_MS) == 2
+        async with await FolderLog.open(tmp_path) as again:
+            assert await records_of(again) == [b"a", b"b", b"c"]
+
+    asyncio.run(scenario())
+
+
 def test_a_roll_that_can_neither_be_done_nor_undone_breaks_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FailingDisk()
