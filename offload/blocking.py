@@ -174,7 +174,10 @@ class Blocking:
             return result
 
     def trim(self, stream: str, retention: Retention, *, dry_run: bool = False) -> TrimReport:
-        """Delete the oldest fragments of a stream. The arguments are those of the asynchronous `trim`."""
+        """Delete the oldest fragments of a stream. The arguments are those of the asynchronous `trim`.
+
+        A `Retention.before_offset` at or beyond the end deletes all data: see with `dry_run` what goes.
+        """
         return self.run(trim(self.offloader, stream, retention, dry_run=dry_run))
 
     def delete(self, stream: str) -> Manifest | None:

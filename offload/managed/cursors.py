@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offload.contracts.log import LedgerLog
-from offload.contracts.store import Body, ObjectStore
+from offload.contracts.store import Body, ObjectStore, Span
 from offload.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
 
 __all__ = ["CursorPlace", "LogCursors", "StoreCursors"]
@@ -91,9 +91,9 @@ class StoreCursors(CursorPlace):
         return f"{self.store.url}/{self.key}"
 
     async def load(self) -> bytes | None:
-        """See `CursorPlace.load`."""
+        """See `CursorPlace.load`. Loads at most one byte more than a note may have."""
         try:
-            return bytes(await self.store.get(self.key))
+            return bytes(await self.store.get(self.key, Span(0, NOTE_SIZE_BYTES_MAX + 1)))
         except NotFound:
             return None
 

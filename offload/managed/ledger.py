@@ -86,6 +86,18 @@ MEET_SECONDS: Final = 10.0
 """How long the first append after opening waits for the tier. Later ones never do."""
 
 
+def check_log(log: object) -> None:
+    """Raise `Misuse` unless this is a log."""
+    if not isinstance(log, LedgerLog):
+        raise Misuse(f"the log is a LedgerLog, such as `await FolderLog.open(folder)` returns, not {log!r}")
+
+
+def check_tier(tier: object) -> None:
+    """Raise `Misuse` unless this is a tier that was opened."""
+    if not isinstance(tier, LedgerOffloader):
+        raise Misuse(f"the tier is what `async with open_tier(url) as tier` opens, not {tier!r}")
+
+
 class LedgerState(StrEnum):
     """The state of a managed ledger."""
 
@@ -177,9 +189,11 @@ class ManagedLedger:
         those that wait share `watch`; appends under way share `budget`. `due` is called with the seconds
         after which `step` has something to do, if that is earlier than it said.
 
-        Raises `Corrupt` if the log's ledgers are no run, and what the log and the tier raise. The caller
-        closes the log then.
+        Raises `Misuse` if the log or the tier is something else, such as a URL, `Corrupt` if the log's
+        ledgers are no run, and what the log and the tier raise. The caller closes the log then.
         """
+        check_log(log)
+        check_tier(tier)
         env = env or Env()
         ledger = cls(
             log,
@@ -440,13 +454,15 @@ class ManagedLedger:
     async def plan(self) -> LedgerPlan:
         """Return what the next step would do with each ledger of the log, and why. Nothing is changed.
 
-        Asks the tier for its newest manifest.
+        Asks the tier for its newest manifest. What a step would delete is confirmed as in a step. If the tier
+        leaves a doubt, such as a fragment that is damaged, the plan keeps the ledger, and has the reason.
         """
         self._refuse_if_over()
         async with self._work:
             with self._watching():
                 await self._copy.look()
-            plan = plan_of(self._background.situation(), self.policy)
+                plan = plan_of(self._background.situation(), self.policy)
+                plan = await self._background.confirmed(plan)
             target = await self._background.trim_target()
         return LedgerPlan(ledgers=plan.ledgers, trim_before=target)
 

@@ -36,7 +36,13 @@ from offload.errors import Misuse, NotOffloaded
 from offload.managed.budget import ByteBudget
 from offload.managed.chores import PAUSED_STEP_SECONDS
 from offload.managed.cursors import CursorPlace
-from offload.managed.ledger import APPEND_SIZE_BYTES_MAX, LedgerState, ManagedLedger
+from offload.managed.ledger import (
+    APPEND_SIZE_BYTES_MAX,
+    LedgerState,
+    ManagedLedger,
+    check_log,
+    check_tier,
+)
 from offload.managed.policy import LedgerPolicy
 from offload.streams.block_cache import BlockCache
 from offload.streams.watch import StreamWatch
@@ -65,6 +71,7 @@ class ManagedLedgers:
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
         """`policy` is for ledgers that are opened without one. The caller closes `tier` and `cache`."""
+        check_tier(tier)
         if turns_max < 1:
             raise Misuse(f"turns_max is at least 1, not {turns_max}")
         self._tier, self._policy, self._cache = tier, policy or LedgerPolicy(), cache
@@ -104,6 +111,7 @@ class ManagedLedgers:
 
         If that raises, the log is closed. Raises `Misuse` if a ledger of this name is open.
         """
+        check_log(log)
         try:
             self._refuse_if_over()
             known = self._ledgers.get(log.name)

@@ -223,7 +223,8 @@ def plan_of(now: Situation, policy: LedgerPolicy) -> LedgerPlan:
     for ledger in now.ledgers:
         action, reason = LedgerAction.KEEP, "open" if not ledger.is_sealed else "no rule takes it"
         if ledger.is_sealed and ledger.next_offset <= now.done and now.tier_next is not None:
-            reason = "on the tier, kept for the deletion lag"
+            kept = "kept for the deletion lag" if policy.deletion_lag_seconds is not None else "kept for ever"
+            reason = f"on the tier, {kept}"
         if ledger.is_sealed and ledger.next_offset <= expired:
             action, reason = LedgerAction.DELETE, why_expired
         elif ledger.is_sealed and ledger.next_offset <= removable:

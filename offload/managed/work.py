@@ -14,15 +14,24 @@ from math import inf
 from typing import Final
 
 from offload.contracts.events import Event, LocalLedgerDeleted, StreamPaused, StreamResumed
-from offload.contracts.log import LedgerLog
+from offload.contracts.log import LedgerLog, LocalLedger
 from offload.env import Env
-from offload.errors import Corrupt, Diverged, Divergence, OffloadError
+from offload.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError
 from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
 from offload.managed.cursors import Cursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.room import LogRoom
-from offload.managed.rules import Situation, check_ledgers, due_offset, expired_offset, removable_offset
+from offload.managed.rules import (
+    LedgerAction,
+    LedgerPlan,
+    PlannedLedger,
+    Situation,
+    check_ledgers,
+    due_offset,
+    expired_offset,
+    removable_offset,
+)
 from offload.managed.tier_copy import TierCopy
 from offload.upkeep.clock import ClockGuard
 from offload.upkeep.retention import Retention
@@ -168,16 +177,42 @@ class LedgerWork:
         if self._room.is_there:
             self._room.wake()
 
+    async def confirmed(self, plan: LedgerPlan) -> LedgerPlan:
+        """Return the plan, with ledgers kept that a step would not delete. Raises `Fenced`, `Diverged`."""
+        rows, doubt = list[PlannedLedger](), ""
+        for row in plan.ledgers:
+            goes = row.action in (LedgerAction.DELETE, LedgerAction.DELETE_LOCAL)
+            if goes and not doubt:
+                doubt = await self._doubt(row.ledger)
+            rows.append(PlannedLedger(row.ledger, LedgerAction.KEEP, doubt) if goes and doubt else row)
+        return LedgerPlan(ledgers=rows, trim_before=plan.trim_before)
+
+    async def _doubt(self, ledger: LocalLedger) -> str:
+        """Return why a ledger that is due to go would stay; empty if it would go."""
+        if self.copy.manifest is not None and not await self.copy.agree():
+            return "the tier has no record that shows whether it has this log's history"
+        try:
+            await self._confirm(ledger)
+        except Fenced:
+            raise
+        except OffloadError as error:
+            return f"kept in doubt: {error}"
+        return ""
+
+    async def _confirm(self, ledger: LocalLedger) -> None:
+        """Raise an error unless a ledger that is due to go may go."""
+        if self.copy.manifest is None:
+            self._clock.check()  # retention deletes the only copy, by its age
+        else:
+            await self.copy.confirm(ledger)
+
     async def _delete_by(self, rule: Callable[[Situation, LedgerPolicy], tuple[int, str]]) -> None:
         now = self.situation()  # by the newest manifest
         until, reason = rule(now, self.policy)
         for ledger in now.sealed:
             if ledger.next_offset > until:
                 return
-            if self.copy.manifest is None:
-                self._clock.check()  # retention deletes the only copy, by its age
-            else:
-                await self.copy.confirm(ledger)
+            await self._confirm(ledger)
             self.first_offset = ledger.next_offset
             await self.log.delete(ledger.ledger_id)
             self.source.wake()

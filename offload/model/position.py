@@ -69,9 +69,27 @@ class PartOffset:
 def check_start(start: object) -> None:
     """Raise `Misuse` unless this is a `Position`, a `PartOffset`, or a number that can be an offset."""
     offset = start.offset if isinstance(start, AtOffset | PartOffset) else start
-    is_offset = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= OFFSET_MAX
-    if not is_offset and not isinstance(start, AtEdge | AtTime):
+    if not _is_offset(offset) and not isinstance(start, AtEdge | AtTime):
         raise Misuse(f"{start!r} is not a position: use AtEdge.FIRST, AtTime, or an offset from 0 on")
+
+
+def check_position(position: object) -> None:
+    """Raise `Misuse` unless this is a `Position`."""
+    is_at = isinstance(position, AtOffset) and _is_offset(position.offset)
+    if not is_at and not isinstance(position, AtEdge | AtTime):
+        raise Misuse(f"{position!r} is not a position: use AtEdge.FIRST, AtTime, or AtOffset from 0 on")
+
+
+def check_place(start: object) -> None:
+    """Raise `Misuse` unless this is a `PartOffset`, or a number that can be an offset."""
+    if not _is_offset(start.offset if isinstance(start, PartOffset) else start):
+        raise Misuse(
+            f"{start!r} is no offset from 0 on, and no PartOffset: `place_of` has that of a position"
+        )
+
+
+def _is_offset(offset: object) -> bool:
+    return isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= OFFSET_MAX
 
 
 def parse_position(text: str, *, now_ms: int | None = None) -> Position:

@@ -10,9 +10,9 @@ from typing import Final
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
-from offload.contracts.records import RecordService
+from offload.contracts.records import Record, RecordService
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.errors import AlreadyExists, Corrupt, Misuse, NotFound
 from offload.store.spans import clip
 
 __all__ = ["RecordStore"]
@@ -72,7 +72,10 @@ class RecordStore(ObjectStore):
         return data[start:end]
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List records page by page. Each page shows one moment, and begins behind the last row."""
+        """List records page by page. Each page shows one moment, and begins behind the last row.
+
+        Raises `Corrupt` if the service returns a page that was not asked for.
+        """
         raw = prefix.encode()
         # The end is the first key that does not begin with the prefix. No byte of UTF-8 is 0xff.
         first, end = raw, raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\xff"
@@ -81,6 +84,7 @@ class RecordStore(ObjectStore):
         limit = PAGE_ROWS_FIRST
         while first < end:
             rows = await self._service.list(first, end, limit=limit)
+            self._check_page(rows, first, end, limit=limit)
             for row in rows:
                 yield Listed(self._key_of(row.key), row.size_bytes)
             if len(rows) < limit:
@@ -111,6 +115,17 @@ class RecordStore(ObjectStore):
         if len(raw) > most:
             raise Misuse(f"{self.url} has keys of at most {most} bytes: {key!r}")
         return raw
+
+    def _check_page(self, rows: Sequence[Record], first: bytes, end: bytes, *, limit: int) -> None:
+        """Raise `Corrupt` for a page that is not what was asked for. A listing would repeat it for ever."""
+        before = None
+        for row in rows:
+            if not first <= row.key < end or (before is not None and row.key <= before):
+                asked = f"keys from {before or first!r} to {end!r}, in order"
+                raise Corrupt("page of a listing", self.url, expected=asked, found=repr(row.key))
+            before = row.key
+        if len(rows) > limit:
+            raise Corrupt("page of a listing", self.url, expected=f"{limit} rows", found=len(rows))
 
     def _check_size(self, key: str, size_bytes: int) -> None:
         most = self._service.limits.value_size_bytes_max

@@ -43,7 +43,8 @@ class EntryLedgerStream(SourceStream):
     The function is called for each snapshot and each mark, and returns new objects each time. The stream
     closes them. In the place of a ledger that cannot be read it may return the damage: the snapshot ends
     before it. Beside the errors of `SourceStream`, a snapshot raises `Diverged` if the ledgers cannot be
-    those that were committed: one is missing between others, or has another number of entries.
+    those that were committed: one is missing between others, or has another number of entries. It raises
+    `Misuse` if a property of a ledger is of the wrong type.
     """
 
     def __init__(
@@ -198,5 +199,8 @@ def _parts(ledger: NumberedLedger, committed: int) -> list[tuple[int, int]]:
 
 
 async def _close(ledgers: Sequence[EntryLedger]) -> None:
-    for ledger in ledgers:
-        await ledger.aclose()
+    """Close all of them, also if some fail. Raises the first error."""
+    ended = await asyncio.gather(*(ledger.aclose() for ledger in ledgers), return_exceptions=True)
+    for error in ended:
+        if isinstance(error, BaseException):
+            raise error

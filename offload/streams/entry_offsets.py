@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TypeAlias
 
 from offload.contracts.catalogue import Catalogue, StreamView
@@ -45,7 +46,14 @@ class ListedLedger:
 
     @classmethod
     def of(cls, ledger: EntryLedger, stream: str) -> ListedLedger:
-        """Return the facts of a ledger, unchecked."""
+        """Return the facts of a ledger. Raises `Misuse` for one of the wrong type. Values are not checked."""
+        numbers = {
+            name: getattr(ledger, name) for name in ("ledger_id", "last_entry", "length", "first_offset")
+        }
+        for name, value in numbers.items():
+            is_number = isinstance(value, Integral) and not isinstance(value, bool)
+            if not is_number and not (name == "first_offset" and value is None):
+                raise Misuse(f"stream {stream!r}: the {name} of a ledger is {value!r}, which is no integer")
         return cls(
             stream=stream,
             ledger=ledger,

@@ -34,7 +34,16 @@ from offload.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
-from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, PartOffset, Position
+from offload.model.position import (
+    OFFSET_MAX,
+    AtEdge,
+    AtOffset,
+    AtTime,
+    PartOffset,
+    Position,
+    check_place,
+    check_position,
+)
 from offload.streams import joined
 from offload.streams.batches import MessageRun, Messages, Window, messages_of
 from offload.streams.block_cache import BlockCache
@@ -148,8 +157,10 @@ class StreamReader:
     async def place_of(self, position: Position) -> PartOffset:
         """Return the place at which reading from this position begins. `joined` has the rules for parts.
 
-        Each part costs what `offset_here` says, up to the one in which the position is.
+        Each part costs what `offset_here` says, up to the one in which the position is. An offset that was
+        trimmed becomes the first one. Raises `Misuse` for what is no position.
         """
+        check_position(position)
         return await joined.place_of(self.parts, position)
 
     async def offset_of(self, position: Position) -> int:
@@ -202,10 +213,12 @@ class StreamReader:
     def messages(self, start: int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, chunk by chunk. Chunks without any are left out.
 
-        Reads all parts from there on, and emits `Skipped` between two. This is a generator, so it ends if a
-        wait for it is cancelled. Begin again behind the last offset. Raises `NotOffloaded` for an offset
-        beyond the end, and for a part that the stream does not have.
+        Reads all parts from there on, and emits `Skipped` between two. If the offset was trimmed, the first
+        message is a later one, and no event says so: compare its offset. This is a generator, so it ends if a
+        wait for it is cancelled. Begin again behind the last offset. Raises `Misuse` for what is no offset,
+        and `NotOffloaded` for one beyond the end and for a part that the stream does not have.
         """
+        check_place(start)
         return joined.read_through(self.parts, start, self.emit)
 
     async def refresh(self) -> bool:
@@ -232,6 +245,7 @@ class StreamReader:
         `TryAgain` if the store does not answer for long: follow again, from behind the last offset.
         """
         watch = watch or self._watch or StreamWatch(self._catalogue)
+        check_place(start)
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
             async with aclosing(self.messages(place)) as batches:

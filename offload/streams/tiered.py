@@ -38,7 +38,7 @@ from offload.contracts.source import SourceStream
 from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError, TryAgain
 from offload.model.manifest import CommittedStream
-from offload.model.position import AtEdge, AtOffset, PartOffset, Position
+from offload.model.position import AtEdge, AtOffset, PartOffset, Position, check_place, check_position
 from offload.streams.batches import Messages
 from offload.streams.block_cache import BlockCache
 from offload.streams.choice import NOTHING, ReadPriority, ReadSide
@@ -136,8 +136,10 @@ class TieredReader:
         """Return the place at which reading from a position begins. `joined` has the rules for parts.
 
         What only the source has comes behind what the tier has. With `part`, the position is one in that
-        part. Raises `NotOffloaded` for an offset beyond the end of both sides.
+        part. An offset that neither side has any more becomes the first one. Raises `NotOffloaded` for an
+        offset beyond the end of both sides, and `Misuse` for what is no position.
         """
+        check_position(position)
         newest = self._tier.newest
         if part is not None and part != newest:
             return PartOffset(part, await part_numbered(self.parts, part).offset_here(position))
@@ -157,10 +159,12 @@ class TieredReader:
         """Yield the messages from an offset or a place on, up to the newest that the source has now.
 
         Data that the broker does not vouch for within the hold-back is left out. This is a generator, so it
-        ends if a wait for it is cancelled. Begin again behind the last offset. Raises `NotOffloaded` for an
-        offset beyond the end, `Diverged` if the sides have different histories, and `TryAgain` at the end of
-        the tier if the source is gone for now.
+        ends if a wait for it is cancelled. Begin again behind the last offset. An offset that neither side
+        has any more becomes the first one, without an event; a `PartOffset` there is reported as `Skipped`.
+        Raises `Misuse` for what is no offset, `NotOffloaded` for one beyond the end, `Diverged` if the sides
+        have different histories, and `TryAgain` at the end of the tier if the source is gone for now.
         """
+        check_place(start)
         return self._read(start, None)
 
     def follow(
@@ -175,6 +179,7 @@ class TieredReader:
         Never ends by itself, and waits for a source or a store that is gone. Otherwise as `messages`.
         `watch` and `caught_up` are as for `StreamReader.follow`.
         """
+        check_place(start)
         return self._read(
             start, Following(watch or StreamWatch(self._tier.catalogue, env=self._env), caught_up)
         )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from entry_store import EntryStore, bodies, synced, with_run
+from entry_store import EntryStore, Listed, bodies, synced, with_run
 
-from offload import Corrupt, Diverged, Misuse, ObjectStoreOffloader, OffloadError, TryAgain
-from offload.contracts.entries import EntryRun, EntrySizes
+from offload import Corrupt, Diverged, Misuse, ObjectStoreOffloader, OffloadError, TryAgain, sync
+from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes
+from offload.contracts.source import SourceStream
 from offload.store.memory import MemoryStore
+from offload.streams.entry_ledger import EntryLedgerStream
 
 SOUND = [b"a%d" % rank for rank in range(4)]
 WRONG = [b"b%d" % rank for rank in range(4)]
@@ -110,6 +112,61 @@ def test_a_wrong_ledger_is_named_and_nothing_of_it_is_committed(lie: str) -> Non
         assert await bodies(tier) == SOUND + WRONG
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [("ledger_id", "9"), ("last_entry", None), ("length", 8.0), ("first_offset", "4"), ("length", True)],
+)
+def test_a_fact_of_the_wrong_type_is_misuse_of_that_stream_alone(fact: str, value: Any) -> None:
+    """The other stream of the sync is copied."""
+    wrong, sound = EntryStore(), EntryStore()
+    for store in (wrong, sound):
+        store.begin(7, *SOUND)
+    mistaken = type("Mistaken", (Listed,), {fact: value})
+
+    async def listed() -> list[EntryLedger]:
+        return [mistaken(ledger) for ledger in wrong.ledgers]
+
+    class Two(EntryStore):
+        async def streams(self) -> Sequence[SourceStream]:
+            return [EntryLedgerStream("a", listed), EntryLedgerStream("b", sound.list_ledgers)]
+
+    async def run() -> None:
+        tier = ObjectStoreOffloader(MemoryStore())
+        reports = {report.stream: report async for report in sync(Two(), tier)}
+
+        assert isinstance(reports["a"].error, Misuse)
+        assert f"the {fact} of a ledger is {value!r}, which is no integer" in str(reports["a"].error)
+        assert reports["b"].error is None
+        assert await tier.streams() == ["b"]
+
+    asyncio.run(run())
+
+
+def test_every_ledger_of_a_listing_is_closed_although_one_cannot_be() -> None:
+    closed: list[int] = []
+
+    class Stuck(Listed):
+        async def aclose(self) -> None:
+            closed.append(self.ledger_id)
+            if self.ledger_id == 7:
+                raise TryAgain("it cannot be closed")
+
+    store = EntryStore()
+    for ledger_id in (7, 9, 12):
+        store.begin(ledger_id, *SOUND)
+
+    async def listed() -> list[EntryLedger]:
+        return [Stuck(ledger) for ledger in store.ledgers]
+
+    async def run() -> None:
+        with pytest.raises(TryAgain, match="cannot be closed"):
+            await EntryLedgerStream("orders", listed).mark()
+
+    asyncio.run(run())
+
+    assert closed == [7, 9, 12]
 
 
 SIZES: dict[str, tuple[Callable[[EntrySizes], EntrySizes], type[OffloadError], str]] = {

@@ -193,6 +193,30 @@ def test_what_is_larger_than_the_budget_enters_alone() -> None:
     asyncio.run(scenario())
 
 
+def test_a_caller_that_gives_up_its_turn_lets_in_who_waits_behind_it() -> None:
+    """The large one was too large for what is left, and the small one is not."""
+
+    async def scenario() -> None:
+        budget, leave = ByteBudget(10), asyncio.Event()
+
+        async def take(size_bytes: int) -> None:
+            async with budget.take(size_bytes):
+                await leave.wait()
+
+        inside, large, small = (asyncio.create_task(take(size_bytes)) for size_bytes in (6, 8, 3))
+        await turns()
+        assert budget.used_size_bytes == 6
+        large.cancel()
+        await turns()
+
+        assert budget.used_size_bytes == 9
+
+        leave.set()
+        await asyncio.gather(inside, small)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_callers_of_a_budget_that_are_cancelled_at_any_time_take_nothing_with_them(seed: int) -> None:
     async def scenario() -> None:

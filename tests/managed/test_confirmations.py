@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from managed_world import STREAM, World, bodies, fill, run
 
-from offload.errors import Diverged
+from offload.errors import Corrupt, Diverged
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.entry import Entries
@@ -191,3 +191,38 @@ def objects_of(world: World) -> dict[str, Any]:
     store = world.store.inner
     assert isinstance(store, MemoryStore)
     return store.objects
+
+
+def test_a_plan_keeps_what_a_step_would_keep_in_doubt() -> None:
+    """The fragment of the second ledger is damaged. A step deletes the first one, and stops there."""
+
+    async def scenario(world: World) -> None:
+        ledger, records = await offloaded(world, 10, 10, 10, 5)
+        key = [key for key in objects_of(world) if key.endswith(".fragment")][1]
+        objects_of(world)[key] = bytes(len(objects_of(world)[key]))
+        world.clock.now += 61
+
+        plan = await ledger.plan()
+
+        assert [row.action for row in plan.ledgers] == ["delete-local", "keep", "keep", "keep"]
+        assert [row.reason.partition(":")[0] for row in plan.ledgers[1:]] == ["kept in doubt"] * 2 + ["open"]
+        assert world.local() == [0, 10, 20, 30]
+        await ledger.step()
+        assert isinstance(ledger.error, Corrupt)
+        assert world.local() == [10, 20, 30]
+        assert await bodies(ledger, 10) == records[10:]
+
+    run(scenario)
+
+
+def test_a_plan_of_a_log_whose_copies_never_go_says_so() -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LedgerPolicy(deletion_lag_seconds=None, roll_seconds=None))
+        await fill(ledger, 10, 5)
+        await ledger.step()
+
+        plan = await ledger.plan()
+
+        assert plan.ledgers[0].reason == "on the tier, kept for ever"
+
+    run(scenario)

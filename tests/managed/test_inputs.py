@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from managed_world import World, bodies, fill, run
+from managed_world import STREAM, World, bodies, fill, run
 
-from offload import AtOffset, Blocking, ObjectStoreOffloader, PartOffset
-from offload.errors import Misuse, Throttled
+from offload import AtOffset, AtTime, Blocking, Body, ObjectStoreOffloader, PartOffset, StreamReader
+from offload.errors import Corrupt, Misuse, Throttled
+from offload.local.folder_log import FolderLog
+from offload.local.memory_log import MemoryLog
+from offload.managed.cursors import StoreCursors
+from offload.managed.ledger import ManagedLedger
+from offload.managed.ledgers import ManagedLedgers
 from offload.managed.policy import LedgerPolicy, WhenFull
 from offload.store.memory import MemoryStore
 from offload.streams.choice import ReadPriority
+from offload.streams.tiered import TieredReader
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,64 @@ def test_reading_from_what_is_no_position_is_misuse(start: Any) -> None:
         tier.append("orders", [b"one"])
         with pytest.raises(Misuse, match="is not a position"):
             next(tier.read("orders", start))
+
+
+@pytest.mark.parametrize("start", ["first", 1.5, None, -1, True, 2**64, AtOffset(-1), AtTime])
+def test_a_reader_refuses_what_is_no_position(start: Any) -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open()
+        await fill(ledger, 2, 0)
+        await ledger.offload_prefix(2)
+        for reader in (
+            await StreamReader.open(world.tier(), STREAM),
+            await TieredReader.open(ledger.source, world.tier()),
+        ):
+            with pytest.raises(Misuse, match="is not a position"):
+                await reader.place_of(start)
+            for read in (reader.messages, reader.follow):
+                with pytest.raises(Misuse, match="is no offset"):
+                    await anext(read(start))
+        await ledger.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("tier", ["./tier", None, MemoryStore()])
+def test_a_managed_ledger_over_what_is_no_tier_is_misuse(tier: Any) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Misuse, match=r"the tier is what `async with open_tier\(url\) as tier` opens"):
+            await ManagedLedger.open(MemoryLog(STREAM), tier)
+        with pytest.raises(Misuse, match="the tier is what"):
+            ManagedLedgers(tier)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("log", ["./orders", None, FolderLog.open("./orders")])
+def test_a_managed_ledger_over_what_is_no_log_is_misuse(log: Any) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Misuse, match="the log is a LedgerLog"):
+            await ManagedLedger.open(log, world.tier())
+        async with ManagedLedgers(world.tier()) as ledgers:
+            with pytest.raises(Misuse, match="the log is a LedgerLog"):
+                await ledgers.open(log)
+
+    run(scenario)
+    if asyncio.iscoroutine(log):
+        log.close()
+
+
+def test_cursors_of_any_size_are_refused_before_all_of_them_is_loaded() -> None:
+    async def scenario(world: World) -> None:
+        await world.store.put("cursors", Body.of(bytes(3 * 2**20)))
+        place = StoreCursors(world.store, "cursors")
+
+        with pytest.raises(Corrupt, match="size of the cursors"):
+            await ManagedLedger.open(MemoryLog(STREAM), world.tier(), cursors=place)
+
+        assert len(await place.load() or b"") == 2**20 + 1
+
+    run(scenario)
 
 
 def test_a_blocking_read_takes_an_offset() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,12 +15,13 @@ from offload import (
     LedgerOffloader,
     ObjectStore,
     ObjectStoreOffloader,
+    Record,
     RecordStore,
     StreamWriter,
     TierPlan,
 )
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
-from offload.errors import AlreadyExists, Denied, Misuse
+from offload.errors import AlreadyExists, Corrupt, Denied, Misuse
 from offload.store.memory import MemoryStore
 
 
@@ -129,6 +130,34 @@ def test_a_strangers_record_in_a_listing_is_named() -> None:
 
     with pytest.raises(Misuse, match="no object of a tier"):
         asyncio.run(main())
+
+
+PAGES: dict[str, Callable[[list[Record]], list[Record]]] = {
+    "the page before": lambda rows: rows[:1],
+    "rows that go back": lambda rows: rows[::-1],
+    "one row twice": lambda rows: [rows[0], rows[0], *rows[1:]],
+    "a row behind the end": lambda rows: [*rows[:-1], Record(b"z", 1)],
+    "more rows than asked for": lambda rows: [*rows, *rows],
+}
+
+
+@pytest.mark.parametrize("lie", PAGES)
+def test_a_page_that_was_not_asked_for_ends_the_listing_with_an_error(lie: str) -> None:
+    """Otherwise a page that does not advance would be listed for ever."""
+
+    class Wrong(MemoryRecords):
+        async def list(self, first: bytes, end: bytes, *, limit: int) -> Sequence[Record]:
+            begin = b"a" if lie == "the page before" else first
+            rows = list(await super().list(begin, end, limit=limit))
+            return rows * limit if lie == "the page before" else PAGES[lie](rows)
+
+    async def scenario() -> None:
+        store = RecordStore(Wrong({b"a/%03d" % rank: b"x" for rank in range(100)}))
+        with pytest.raises(Corrupt, match=r"memory-records://here.*page of a listing"):
+            async with asyncio.timeout(5):
+                [row async for row in store.list("a/")]
+
+    asyncio.run(scenario())
 
 
 def test_a_create_that_loses_names_its_key() -> None:
