@@ -185,7 +185,9 @@ class TierCopy:
             manifest = None  # also if a stream of this name was deleted before this one was begun
             self._deleted_epoch = gone.source_epoch if isinstance(gone, StreamDeleted) else 0
         if manifest is not None:
-            if known is not None and manifest.incarnation != known.incarnation:
+            # The log may begin where the tier ends, and then nothing else shows that this is another stream.
+            incarnation = str(known.incarnation) if known is not None else self._had and self._had.incarnation
+            if incarnation is not None and incarnation != str(manifest.incarnation):
                 raise _lost(self.log.name, "it was deleted and begun again")
             end = max(
                 [0 if known is None else known.next_offset, *(end for end, _ in self.committed_ms[-1:])]

@@ -11,7 +11,7 @@ from offload.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
-from offload.upkeep.retention import Retention, trim
+from offload.upkeep.retention import Retention, delete_stream, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
 
@@ -422,6 +422,35 @@ def test_a_stream_that_was_deleted_goes_on_on_a_new_disk_although_its_epochs_beg
 
         assert ledger.error is None
         assert await on_tier(new) == added
+
+    run(scenario)
+
+
+def test_an_owner_does_not_go_on_behind_a_stream_that_was_begun_again_meanwhile() -> None:
+    """Its log begins where the tier ends, so that no chunk of the two can be compared."""
+
+    async def scenario(world: World) -> None:
+        owner = await world.open(LAG)
+        await records_of(owner, 3, "first-")
+        for _ in range(2):
+            await owner.step()
+            world.clock.now += 61
+        assert world.local() == [3]
+        kept = await records_of(owner, 2, "kept-")
+        await owner.close()
+        await delete_stream(world.tier(), STREAM, env=world.env())
+        again = World(clock=world.clock, store=world.store)
+        other = await again.open(LAG)
+        records = await records_of(other, 3, "again-")
+        await other.step()
+
+        owner = await world.open(LAG)
+        await owner.step()
+
+        assert isinstance(owner.error, Diverged)
+        assert "it was deleted and begun again" in str(owner.error)
+        assert await on_tier(again) == records
+        assert await bodies(owner, 3) == kept
 
     run(scenario)
 
