@@ -285,6 +285,11 @@ class Blocking:
         finally:
             self._end()
 
+    def __repr__(self) -> str:
+        """Return the URL of the tier, which has no credentials."""
+        url = self._catalogue.url if hasattr(self, "_catalogue") else "nothing"
+        return f"<Blocking of {url}{', closed' if self._closed else ''}>"
+
     def __enter__(self) -> Self:
         """Return the facade. The exit closes it."""
         return self

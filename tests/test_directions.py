@@ -42,7 +42,7 @@ ROOMS = {
     "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
     "managed": "ground, model, formats, contracts, streams, upkeep",
     "session": "ground, model, formats, contracts, store, local, commit, native, streams, upkeep, managed",
-    "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session",
+    "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, managed, session",
     "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session, service",
 }
 """The rooms of the core, each with the rooms that it may import."""

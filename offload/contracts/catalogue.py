@@ -160,6 +160,10 @@ class Catalogue(ABC):
     async def aclose(self) -> None:
         """Release the catalogue's resources. Idempotent."""
 
+    def __repr__(self) -> str:
+        """Return the class and the URL, which has no credentials."""
+        return f"<{type(self).__name__} {self.url}>"
+
     async def __aenter__(self) -> Self:
         """Return the catalogue. The exit closes it."""
         return self

@@ -166,6 +166,10 @@ class LedgerLog(ABC):
     async def aclose(self) -> None:
         """Write what waits, and release files and the lock. Idempotent."""
 
+    def __repr__(self) -> str:
+        """Return the class, the name and the place."""
+        return f"<{type(self).__name__} {self.name!r} in {self.where}>"
+
     async def __aenter__(self) -> Self:
         """Return the log. The exit closes it."""
         return self

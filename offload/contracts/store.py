@@ -203,6 +203,10 @@ class ObjectStore(ABC):
     def url(self) -> str:
         """The URL of this store, for messages. Carries no credentials."""
 
+    def __repr__(self) -> str:
+        """Return the class and the URL."""
+        return f"<{type(self).__name__} {self.url}>"
+
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:

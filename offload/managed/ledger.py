@@ -235,6 +235,22 @@ class ManagedLedger:
         """The bytes of the local log."""
         return sum(ledger.size_bytes for ledger in self.log.ledgers)
 
+    @property
+    def lag_records(self) -> int:
+        """The records of the log that the tier is not known to have. Costs no request."""
+        return max(self.log.next_offset - max(self._copy.end, self.log.first_offset), 0)
+
+    @property
+    def is_paused(self) -> bool:
+        """True if some of the work waits for a person. `error` has the reason."""
+        return self.error is not None and self._background.is_paused
+
+    def __repr__(self) -> str:
+        """Return the name, the state, the offsets of the log, and the end of the tier as far as known."""
+        offsets = f"[{self.log.first_offset}, {self.log.next_offset})"
+        paused = ", paused" if self.is_paused else ""
+        return f"<ManagedLedger {self.name!r}: {self.state}{paused}, log {offsets}, tier to {self._copy.end}>"
+
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records, at least one. Return the offset of the first one when the log keeps them.
 

@@ -90,6 +90,10 @@ class ManagedLedgers:
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def __repr__(self) -> str:
+        """Return the tier and the number of ledgers that are open."""
+        return f"<ManagedLedgers on {self._tier.url}: {len(self.ledgers)} open>"
+
     @property
     def ledgers(self) -> Mapping[str, ManagedLedger]:
         """The ledgers that are open, by name."""

@@ -127,6 +127,12 @@ class TierCopy:
         """The newest manifest that is known. None if the tier does not have the stream."""
         return self._copier.manifest
 
+    @property
+    def end(self) -> int:
+        """The end of the tier as far as known, from a manifest or the note. 0 if it is not known."""
+        seen = self.committed_ms[-1][0] if self.committed_ms and not self.is_known else 0
+        return seen if self.manifest is None else self.manifest.next_offset
+
     async def load_note(self) -> None:
         """Load what was noted about the tier. A note that is damaged counts as none."""
         try:

@@ -95,6 +95,11 @@ class LedgerWork:
         errors = [chore.error for chore in self._chores if chore.error is not None]
         return next(iter([*pauses, *errors]), self.diverged)
 
+    @property
+    def is_paused(self) -> bool:
+        """True if a chore waits for a person, or appends are refused."""
+        return self.diverged is not None or any(chore.pause is not None for chore in self._chores)
+
     def note(self, error: OffloadError) -> bool:
         """Refuse appends from now on, if this error says that the stream is not this log's any more.
 

@@ -277,8 +277,8 @@ class _Disks(Collector):
         )
         for disk in self._disks:
             if disk.free_size_bytes is not None and disk.size_bytes is not None:
-                free.add_metric([_label(str(disk.folder))], disk.free_size_bytes)
-                size.add_metric([_label(str(disk.folder))], disk.size_bytes)
+                free.add_metric([label_of(str(disk.folder))], disk.free_size_bytes)
+                size.add_metric([label_of(str(disk.folder))], disk.size_bytes)
         yield from (free, size)
 
 
@@ -286,11 +286,11 @@ def _rows(statuses: Sequence[FollowStatus], streams_max: int) -> dict[str, list[
     """Return the statuses by label: one for each stream, and the rest together."""
     rows: dict[str, list[FollowStatus]] = {}
     for status in statuses:
-        name = _label(status.stream)
+        name = label_of(status.stream)
         rows.setdefault(name if len(rows) < streams_max else OTHERS, []).append(status)
     return rows
 
 
-def _label(stream: str) -> str:
+def label_of(stream: str) -> str:
     """Escape what has no bytes in UTF-8: one such name would fail every scrape. The library does the rest."""
     return stream.encode("utf-8", "backslashreplace").decode()

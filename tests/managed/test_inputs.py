@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +160,26 @@ def test_appending_anything_but_a_list_of_bytes_is_misuse(records: Any) -> None:
         pytest.raises(Misuse, match="each record is bytes"),
     ):
         tier.append("orders", records)
+
+
+def test_what_an_embedder_prints_is_short_and_names_the_thing(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open()
+        await fill(ledger, 10, 5)
+        await ledger.offload_prefix(10)
+        assert repr(ledger) == "<ManagedLedger 'orders': open, log [0, 15), tier to 10>"
+        await ledger.close()
+        assert repr(ledger) == "<ManagedLedger 'orders': closed, log [0, 15), tier to 10>"
+        assert repr(world.tier()) == f"<ObjectStoreOffloader {world.store.url}>"
+        assert repr(world.store) == f"<FaultyStore {world.store.url}>"
+        assert repr(MemoryLog("a")) == "<MemoryLog 'a' in memory of 'a'>"
+        async with ManagedLedgers(world.tier()) as ledgers:
+            log = await FolderLog.open(tmp_path, name="b")
+            assert repr(log) == f"<FolderLog 'b' in {log.where}>"
+            await ledgers.open(log)
+            assert repr(ledgers) == f"<ManagedLedgers on {world.store.url}: 1 open>"
+
+    run(scenario)
+    with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier:
+        assert repr(tier) == f"<Blocking of {MemoryStore().url}>"
+    assert repr(tier) == f"<Blocking of {MemoryStore().url}, closed>"
