@@ -113,7 +113,8 @@ class ManagedLedger:
     It has no task of its own: the policy is applied, and cursors are saved, when `step` is called. Open it
     with `ManagedLedgers`, which does so, or call `step` yourself, as its docstring says.
 
-    Every method raises `Misuse` after `close`, and `Fenced` after the stream was claimed by another process.
+    Every method raises `Misuse` after `close`. It raises `Fenced` after this ledger has learned that another
+    process claimed the stream, and `StreamDeleted`, a `Fenced`, in the call that finds the stream deleted.
     """
 
     def __init__(
@@ -185,9 +186,10 @@ class ManagedLedger:
         """Return the managed ledger of a log, which it closes. The tier may have the stream, or not yet.
 
         A log without records, such as that of a new disk, begins where the tier ends. Only for that the tier
-        is asked now, and must answer. `cursors` defaults to a note beside the log. Readers share `cache`;
-        those that wait share `watch`; appends under way share `budget`. `due` is called with the seconds
-        after which `step` has something to do, if that is earlier than it said.
+        is asked now, and must answer: `TryAgain` may take as long as the patience of its store. `cursors`
+        defaults to a note beside the log. Readers share `cache`; those that wait share `watch`; appends under
+        way share `budget`. `due` is called with the seconds after which `step` has something to do, if that
+        is earlier than it said.
 
         Raises `Misuse` if the log or the tier is something else, such as a URL, `Corrupt` if the log's
         ledgers are no run, and what the log and the tier raise. The caller closes the log then.
@@ -351,8 +353,9 @@ class ManagedLedger:
 
         A read that prefers the log, and begins in it, asks the log alone. It asks the tier if a local copy
         was deleted or damaged meanwhile. Any other read goes on with the log if the tier does not answer.
-        Offsets that neither side has any more are reported as `Skipped`. Raises as `TieredReader.messages`.
-        `Diverged` and `Fenced` that come from the tier also end the appends.
+        Offsets that neither side has any more are reported as `Skipped`. Raises `Misuse` for what is no
+        position, and otherwise as `TieredReader.messages`. `Diverged` and `Fenced` that come from the tier
+        also end the appends.
         """
         self._refuse_if_over()
         check_start(start)
@@ -364,8 +367,9 @@ class ManagedLedger:
     async def follow(self, start: Position | int | PartOffset) -> AsyncGenerator[Messages, None]:
         """Yield the messages from a position on, and then what comes later, at once. Close it.
 
-        Ends with `Misuse` when the ledger is closed, and with `Fenced` when this ledger learns that another
-        process has claimed the stream. Otherwise as `read`, and it waits for a tier that does not answer.
+        Raises `Misuse` for what is no position. Ends with `Misuse` when the ledger is closed, and with
+        `Fenced` when this ledger learns that another process has claimed the stream. Otherwise as `read`, and
+        it waits for a tier that does not answer.
         """
         self._refuse_if_over()
         check_start(start)
