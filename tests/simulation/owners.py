@@ -220,6 +220,7 @@ class Owner:
         self.ledger: ManagedLedger | None = None
         self.backup: Disk | None = None
         self.skips: list[Event] = []
+        self.is_deleting = False
         self.log: SimulatedLog
         self._written = self._checked = self._opened = 0
 
@@ -265,6 +266,8 @@ class Owner:
             await self._open()
         elif ledger.state is LedgerState.CLOSED:  # by a call that was cancelled
             await self._close(ledger)
+        elif self.is_deleting and ledger.state is LedgerState.OPEN:
+            await self._delete(ledger)
         elif self._has_lost(ledger) and choice < 0.3:
             await self._begin_again()
         elif choice < 0.4:
@@ -289,12 +292,18 @@ class Owner:
                 self._replace(self.backup)
                 self.world.happened("restored disks")
         else:
-            await ledger.delete()
-            self._replace(Disk())
-            self.world.happened("deletions by an owner")
+            await self._delete(ledger)
+
+    async def _delete(self, ledger: ManagedLedger) -> None:
+        """Delete the stream. A deletion that was interrupted is repeated before anything else."""
+        self.is_deleting = True
+        await ledger.delete()
+        self._replace(Disk())
+        self.world.happened("deletions by an owner")
 
     def _replace(self, disk: Disk) -> None:
         """Continue on another disk, unless a successor of this process has the disk by now."""
+        self.is_deleting = False
         if not self.process.dead:
             self.ledger, self.backup, self.world.disks[self.slot] = None, None, disk
 
@@ -397,7 +406,7 @@ class Owner:
 
     async def _close(self, ledger: ManagedLedger) -> None:
         await ledger.close()
-        self.ledger = None
+        self.ledger, self.is_deleting = None, False
 
     async def _check_fenced(self, error: Fenced) -> None:
         """Check that somebody else owns the stream, and that the ledger knows it for good."""
