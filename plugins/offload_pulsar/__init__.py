@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from offload_pulsar.ledger import PulsarLedger
     from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadContext, managed_ledger_info
     from offload_pulsar.names import BrokerNames, PulsarKey
+    from offload_pulsar.verifying import BucketReport, verify_bucket
 
 __all__ = [
     "BrokerNames",
+    "BucketReport",
     "FoundAttempt",
     "LedgerInfo",
     "LedgerMetadata",
@@ -22,10 +24,12 @@ __all__ = [
     "PulsarKey",
     "PulsarLedger",
     "managed_ledger_info",
+    "verify_bucket",
 ]
 
 _HOMES = {
     "BrokerNames": "offload_pulsar.names",
+    "BucketReport": "offload_pulsar.verifying",
     "FoundAttempt": "offload_pulsar.bucket",
     "LedgerInfo": "offload_pulsar.ledger_metadata",
     "LedgerMetadata": "offload_pulsar.ledger_metadata",
@@ -34,6 +38,7 @@ _HOMES = {
     "PulsarKey": "offload_pulsar.names",
     "PulsarLedger": "offload_pulsar.ledger",
     "managed_ledger_info": "offload_pulsar.ledger_metadata",
+    "verify_bucket": "offload_pulsar.verifying",
 }
 
 if not TYPE_CHECKING:

@@ -8,7 +8,7 @@ loaded into a pool of its own, so that a program may also use Pulsar's or BookKe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,11 +18,22 @@ from uuid import UUID
 from offload.errors import Corrupt, Misuse
 from offload.extras import missing_text
 
-__all__ = ["LedgerInfo", "LedgerMetadata", "OffloadContext", "managed_ledger_info"]
+__all__ = [
+    "LedgerInfo",
+    "LedgerMetadata",
+    "OffloadContext",
+    "encode_managed_ledger_info",
+    "managed_ledger_info",
+    "message_class",
+    "parsed_message",
+]
 
 
 MESSAGE_SIZE_BYTES_MAX: Final = 2**20
 """The most of a message that is parsed. BookKeeper and Pulsar keep both in ZooKeeper, which takes no more."""
+
+METADATA_SIZE_BYTES_MAX: Final = 64 * MESSAGE_SIZE_BYTES_MAX
+"""The most of a `ManagedLedgerInfo`: a topic of long history has many ledgers, of some 150 bytes each."""
 
 _MASK: Final = 2**64 - 1
 
@@ -42,7 +53,10 @@ def message_class(name: str) -> Any:
 
 
 def parsed_message(name: str, raw: bytes, where: str, position: int, size_bytes_max: int) -> Any:
-    """Return the message. Raises `Corrupt` if it is too large, no message, or lacks a required field."""
+    """Return a message of our schemas.
+
+    Raises `Corrupt` if it is too large, no such message, or lacks a required field.
+    """
     if len(raw) > size_bytes_max:
         most = f"at most {size_bytes_max}"
         raise Corrupt(f"size of {name}", where, expected=most, found=len(raw), position=position)
@@ -213,13 +227,41 @@ class LedgerInfo:
 
 
 def managed_ledger_info(raw: bytes, *, where: str) -> tuple[LedgerInfo, ...]:
-    """Return the records of all ledgers in a `ManagedLedgerInfo`, in its order. Raises `Corrupt`."""
-    # A topic of long history has thousands of ledgers, of some 150 bytes each.
-    message = parsed_message("managed_ledger.ManagedLedgerInfo", raw, where, 0, 64 * MESSAGE_SIZE_BYTES_MAX)
+    """Return the records of all ledgers in a `ManagedLedgerInfo`, in its order. Raises `Corrupt`.
+
+    `raw` is the message, or the JSON that the library of protobuf makes of it. No message begins like JSON.
+    """
+    kind = "managed_ledger.ManagedLedgerInfo"
+    if raw.lstrip()[:1] == b"{":
+        raw = _from_json(kind, raw, where)
+    message = parsed_message(kind, raw, where, 0, METADATA_SIZE_BYTES_MAX)
     return tuple(
         LedgerInfo._of_message(each, each.SerializeToString(deterministic=True), where, 0)
         for each in message.ledgerInfo
     )
+
+
+def encode_managed_ledger_info(records: Iterable[LedgerInfo]) -> bytes:
+    """Return a `ManagedLedgerInfo` of these records, which it has unchanged."""
+    message = message_class("managed_ledger.ManagedLedgerInfo")()
+    for each in records:
+        message.ledgerInfo.add().ParseFromString(each.raw)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _from_json(name: str, raw: bytes, where: str) -> bytes:
+    """Return the message that is written as JSON. Fields that we do not know are left out."""
+    from google.protobuf import json_format
+
+    if len(raw) > METADATA_SIZE_BYTES_MAX:
+        most = f"at most {METADATA_SIZE_BYTES_MAX}"
+        raise Corrupt(f"size of {name}", where, expected=most, found=len(raw))
+    message = message_class(name)()
+    try:
+        json_format.Parse(raw, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
+        raise Corrupt(f"JSON of {name}", where, expected="its fields", found=str(exc)) from exc
+    return bytes(message.SerializePartialToString(deterministic=True))
 
 
 def _offloaded(message: Any) -> OffloadContext | None:

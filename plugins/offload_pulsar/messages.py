@@ -25,7 +25,7 @@ from offload.formats.checksums import crc32c
 from offload_pulsar.ledger_metadata import MESSAGE_SIZE_BYTES_MAX, parsed_message
 from offload_pulsar.payloads import CompressionName, plain_payload
 
-__all__ = ["CHECKSUM_OF_ENTRY", "EntryMessage", "PulsarEntry"]
+__all__ = ["CHECKSUM_OF_ENTRY", "EntryMessage", "PulsarEntry", "is_checked"]
 
 
 BROKER_MAGIC: Final = bytes.fromhex("0e02")
@@ -75,12 +75,8 @@ class PulsarEntry:
             broker = parsed_message(
                 "messages.BrokerMetadata", bytes(packed), where, 6, MESSAGE_SIZE_BYTES_MAX
             )
-        has_checksum = view[at : at + 2] == CHECKSUM_MAGIC
-        if has_checksum:
-            at += 6
-            found, stored = crc32c(view[at:]), int.from_bytes(view[at - 4 : at], "big")
-            if found != stored:
-                raise Corrupt(CHECKSUM_OF_ENTRY, where, expected=stored, found=found, position=at - 4)
+        has_checksum = _has_checksum(view, at, where, 0)
+        at += 6 if has_checksum else 0
         packed, end = _sized(view, at, where)
         metadata = parsed_message(
             "messages.EntryMetadata", bytes(packed), where, at + 4, MESSAGE_SIZE_BYTES_MAX
@@ -215,6 +211,28 @@ class PulsarEntry:
             names = [text_of(each.key) for each in meta.encryption_keys]
             found["encryption"] = {"algorithm": text_of(meta.encryption_algo), "keys": names}
         return found
+
+
+def is_checked(entry: Buffer, *, where: str, position: int = 0) -> bool:
+    """Return True if an entry has a checksum of its own, and False if it has none.
+
+    Raises `Corrupt` for a wrong one. Nothing else of the entry is looked at. `position` is that of the entry
+    in its object.
+    """
+    view, at = memoryview(entry), 0
+    if view[:2] == BROKER_MAGIC and len(view) >= 6:
+        at = 6 + int.from_bytes(view[2:6], "big")
+    return _has_checksum(view, at, where, position)
+
+
+def _has_checksum(view: memoryview, at: int, where: str, position: int) -> bool:
+    if view[at : at + 2] != CHECKSUM_MAGIC:
+        return False
+    found, stored = crc32c(view[at + 6 :]), int.from_bytes(view[at + 2 : at + 6], "big")
+    if found != stored:
+        byte = position + at + 2
+        raise Corrupt(CHECKSUM_OF_ENTRY, where, expected=stored, found=found, position=byte)
+    return True
 
 
 def text_of(raw: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import DecoderType, SourceType, hookimpl
+from offload.contracts.plugin import Command, DecoderType, SourceType, hookimpl
 
 NEEDS = "ledger-offload[pulsar]"
 
@@ -27,5 +27,18 @@ def offload_sources() -> Sequence[SourceType]:
             options=("first-offset",),
             opens_stores=True,
             needs=NEEDS,
+        )
+    ]
+
+
+@hookimpl
+def offload_commands() -> Sequence[Command]:
+    """Declare the commands `offload pulsar …`."""
+    return [
+        Command(
+            name="pulsar",
+            target="offload_pulsar.commands:app",
+            needs=NEEDS,
+            help="Look into Pulsar's buckets, verify them, and write them.",
         )
     ]

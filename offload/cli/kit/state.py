@@ -39,7 +39,7 @@ from offload.plugins import Plugins
 from offload.session import GivenOptions, Session, as_offloader
 from offload.store.retry import RetryPolicy
 
-__all__ = ["CommandContext"]
+__all__ = ["CommandContext", "run_async"]
 
 
 T = TypeVar("T")
@@ -150,6 +150,14 @@ class CommandContext:
         with _usage():
             both = {**options, **asdict(limits)}
             return self.session.store(url, storage_options=both, policy=RetryPolicy(attempts_max=2))
+
+    def store(self, url: str, options: Sequence[str] | None = None) -> ObjectStore:
+        """Return the store that an argument names, for a command that reads or writes objects of its own.
+
+        `NAME=VALUE` options are those of the backend, and limits. The store has the patience of a tier.
+        """
+        with _usage():
+            return self.session.store(url, storage_options=dict(_pair(option) for option in options or ()))
 
     def options(self, options: Sequence[str] | None) -> GivenOptions:
         """Sort `NAME=VALUE` options: for the data store, for the commit store, and limits."""

@@ -1,0 +1,218 @@
+"""The commands `offload pulsar …`: look into a bucket of Pulsar's, verify it, and write one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offload.cli.kit.arguments import Options
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import (
+    counted,
+    error_line,
+    one_line,
+    print_json,
+    print_note,
+    print_table,
+    size_text,
+)
+from offload.cli.kit.progress import CommandProgress, progress
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.events import DamageFound
+from offload.errors import OffloadError
+from offload_pulsar.bucket import PulsarBucket
+from offload_pulsar.bucket_argument import AsJson, Bucket, opened, plain_url
+from offload_pulsar.export_command import export
+from offload_pulsar.ledger_metadata import METADATA_SIZE_BYTES_MAX, LedgerInfo, managed_ledger_info
+from offload_pulsar.scanning import BucketScan, NamedAttempts
+from offload_pulsar.verifying import BucketReport, verify_bucket
+
+app = typer.Typer(help="Look into Pulsar's buckets, verify them, and write them.", no_args_is_help=True)
+
+
+@app.command()
+def scan(
+    context: typer.Context,
+    url: Bucket,
+    metadata: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--metadata",
+            metavar="FILE",
+            help="Compare with the ManagedLedgerInfo of a topic: the bytes of its record in Pulsar's "
+            "metadata store, or the JSON of this message. May be repeated: give those of all topics.",
+        ),
+    ] = None,
+    managed_ledger: Annotated[
+        str | None,
+        typer.Option(
+            "--managed-ledger",
+            metavar="NAME",
+            help="Show only this topic partition, such as public/default/persistent/orders-partition-0.",
+        ),
+    ] = None,
+    option: Options = None,
+    json: AsJson = False,
+) -> int:
+    """List what is in a bucket, and compare it with Pulsar's metadata.
+
+    Every attempt is listed, with what is missing. Exit code 1 if data is missing.
+    """
+    state: CommandContext = context.obj
+    found = BucketScan(named=None if metadata is None else NamedAttempts(_records(metadata)))
+
+    async def main() -> None:
+        store = opened(state, url, option)
+        if managed_ledger is not None and not PulsarBucket(store).keeps_metadata:
+            raise Usage(f"--managed-ledger: {store.url} keeps no metadata, so no object has a name")
+        with progress(json=json) as show:
+            async for each in PulsarBucket(store).scan():
+                if managed_ledger in (None, each.managed_ledger):
+                    found.add(each)
+                show(_scanned(found))
+        found.end()
+        if not PulsarBucket(store).keeps_metadata:
+            print_note(f"{store.url} keeps no metadata: the topics of its ledgers are not known")
+
+    run_async(main)
+    if not found.objects:
+        print_note(f"{plain_url(url)} has no object" + ("" if managed_ledger is None else " of this name"))
+    if json:
+        print_json(found.as_json(), indent=2)
+    else:
+        _show_scan(found)
+    return 1 if found.is_bad else 0
+
+
+@app.command()
+def verify(context: typer.Context, url: Bucket, option: Options = None, json: AsJson = False) -> int:
+    """Verify every object of a bucket: pairs, versions, sizes, block headers and entry headers.
+
+    Every object is read whole. Pulsar's format has no checksums, so the report says what was not proved.
+    Exit code 1 if something is damaged.
+    """
+    state: CommandContext = context.obj
+    report = BucketReport(keeps_metadata=True)
+
+    async def main() -> None:
+        store = opened(state, url, option)
+        report.keeps_metadata = PulsarBucket(store).keeps_metadata
+        with progress(json=json) as show:
+            await verify_bucket(store, report, lambda seen: show(_verified(seen)))
+
+    try:
+        run_async(main)
+    except (KeyboardInterrupt, OffloadError):
+        if report.size_bytes:
+            _tell(state, report, json=json, to_the_end=False)
+            done, total = size_text(report.size_bytes), size_text(report.total_size_bytes)
+            print_note(f"{done} of {total} were verified")
+        raise
+    if not report.total_size_bytes:
+        print_note(f"{plain_url(url)} has no object")
+    _tell(state, report, json=json)
+    return 1 if report.damages else 0
+
+
+app.command()(export)
+
+
+def _records(paths: Sequence[Path]) -> Iterator[LedgerInfo]:
+    """Yield the records of all files. Raises `Usage` for a file that is none."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                raw = file.read(METADATA_SIZE_BYTES_MAX + 1)
+            records = managed_ledger_info(raw, where=str(path))
+        except OSError as error:
+            raise Usage(f"--metadata: {path}: {error.strerror}") from error
+        except OffloadError as error:
+            raise Usage(f"--metadata: {error}") from error
+        offloaded = sum(each.offloaded is not None for each in records)
+        names = counted(len(records), "ledger")
+        print_note(f"{path} names {names}, of which {offloaded} have an attempt to offload")
+        yield from records
+
+
+def _scanned(found: BucketScan) -> CommandProgress:
+    return CommandProgress(what="scanning", done=found.objects, total=None, size_bytes=found.size_bytes)
+
+
+def _show_scan(found: BucketScan) -> None:
+    has_metadata = found.named is not None
+    heads = ["managed ledger", "ledger", "attempt", "data", "index", "finding"]
+    print_table(
+        [*heads, "metadata"] if has_metadata else heads,
+        (
+            [
+                each.managed_ledger or "-",
+                "-" if each.ledger_id is None else each.ledger_id,
+                each.uid,
+                "-" if each.data_size_bytes is None else each.data_size_bytes,
+                "-" if each.index_size_bytes is None else each.index_size_bytes,
+                each.finding,
+                *([each.named or "agrees"] if has_metadata else []),
+            ]
+            for each in found.attempts
+        ),
+    )
+    _show_strangers(found.strangers, found.stranger_count)
+    for name, count, size in found.totals():
+        print_note(f"{counted(count, 'attempt')}, {size_text(size)}: {name}")
+
+
+def _show_strangers(names: Sequence[str], count: int) -> None:
+    for name in names:
+        print_note(f"{name}: not an object of Pulsar's")
+    if count > len(names):
+        print_note(f"{counted(count - len(names), 'more object')} of others")
+
+
+def _verified(report: BucketReport) -> CommandProgress:
+    return CommandProgress(
+        what="verifying",
+        done=report.size_bytes,
+        total=report.total_size_bytes or None,
+        size_bytes=report.size_bytes,
+        note=f" {report.what}" + (f", {len(report.damages)} damaged" if report.damages else ""),
+    )
+
+
+def _tell(state: CommandContext, report: BucketReport, *, json: bool, to_the_end: bool = True) -> None:
+    for damage in report.damages:
+        state.plugins.emit(DamageFound(damage=damage))
+    if json:
+        print_json(report.as_json(), indent=2)
+        return
+    for damage in report.damages:
+        print(f"DAMAGE {error_line(damage)}")
+    for each in report.garbage:
+        print(f"GARBAGE {one_line(each.name)}: data without index, {size_text(each.data_size_bytes or 0)}")
+    _show_strangers(report.strangers, report.stranger_count)
+    if report.gone:
+        print_note(f"{counted(report.gone, 'attempt was', 'attempts were')} deleted meanwhile")
+    if not report.keeps_metadata:
+        print_note("the store keeps no metadata: no version was compared, and no topic is known")
+    sound = "all of them sound" if to_the_end else "no damage so far"
+    verdict = f"{len(report.damages)} damaged" if report.damages else sound
+    print(
+        f"{counted(report.ledgers, 'ledger')}, {counted(report.entries, 'entry', 'entries')}, "
+        f"{size_text(report.size_bytes)}: {verdict if report.attempts or report.damages else 'no ledger'}"
+    )
+    if report.entries:
+        print(_left_open(report))
+
+
+def _left_open(report: BucketReport) -> str:
+    """Return a sentence on what a verify without checksums cannot find."""
+    checked, others = report.checked_entries, report.entries - report.checked_entries
+    proved = f"{counted(checked, 'entry has', 'entries have')} a right checksum of the producer"
+    if not others:
+        return f"not proved: Pulsar's format has no checksums, but {proved}, so their payloads are sound"
+    return (
+        f"not proved: Pulsar's format has no checksums. {proved}. {others} others have none: "
+        "a changed byte in their payloads is not found"
+    )
