@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -69,10 +70,11 @@ def scan(
         if managed_ledger is not None and not PulsarBucket(store).keeps_metadata:
             raise Usage(f"--managed-ledger: {store.url} keeps no metadata, so no object has a name")
         with progress(json=json) as show:
-            async for each in PulsarBucket(store).scan():
-                if managed_ledger in (None, each.managed_ledger):
-                    found.add(each)
-                show(_scanned(found))
+            async with aclosing(PulsarBucket(store).scan()) as attempts:
+                async for each in attempts:
+                    if managed_ledger in (None, each.managed_ledger):
+                        found.add(each)
+                    show(_scanned(found))
         found.end()
         if not PulsarBucket(store).keeps_metadata:
             print_note(f"{store.url} keeps no metadata: the topics of its ledgers are not known")

@@ -305,11 +305,12 @@ class Export:
     async def _there(self) -> dict[int, UUID]:
         """Return the complete attempts that the bucket has of this topic, or of a topic that is not known."""
         found: dict[int, UUID] = {}
-        async for each in self.bucket.scan():
-            if each.key is None or each.key.ledger_id is None or each.finding != "whole":
-                continue
-            if each.managed_ledger in (None, self.names.managed_ledger):
-                found[each.key.ledger_id] = each.key.uid
+        async with aclosing(self.bucket.scan()) as attempts:
+            async for each in attempts:
+                if each.key is None or each.key.ledger_id is None or each.finding != "whole":
+                    continue
+                if each.managed_ledger in (None, self.names.managed_ledger):
+                    found[each.key.ledger_id] = each.key.uid
         return found
 
     def _record(self, ledger: TierLedger, uid: UUID) -> LedgerInfo:

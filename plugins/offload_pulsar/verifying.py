@@ -11,6 +11,7 @@ client: these are compared too. An entry without one can have other bytes than t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -118,18 +119,20 @@ async def verify_bucket(
     async for row in store.list(""):
         report.total_size_bytes += row.size_bytes
     bucket = PulsarBucket(store)
-    async for found in bucket.scan():
-        if found.key is None:
-            report.stranger_count += 1
-            if len(report.strangers) < STRANGERS_MAX:
-                report.strangers.append(found.name)
-        elif found.index_size_bytes is None:
-            report.garbage.append(found)
-        else:
-            await _Attempt(store, bucket, found, report, progress).verify()
-        report.size_bytes += (found.data_size_bytes or 0) if found.index_size_bytes is None else 0
-        report.size_bytes += found.index_size_bytes or 0
-        progress(report)
+    async with aclosing(bucket.scan()) as attempts:
+        async for found in attempts:
+            if found.key is None:
+                report.stranger_count += 1
+                if len(report.strangers) < STRANGERS_MAX:
+                    report.strangers.append(found.name)
+            elif found.index_size_bytes is None:
+                report.garbage.append(found)
+            else:
+                await _Attempt(store, bucket, found, report, progress).verify()
+            # `verify` counts the data itself, as it reads it.
+            report.size_bytes += (found.data_size_bytes or 0) if found.index_size_bytes is None else 0
+            report.size_bytes += found.index_size_bytes or 0
+            progress(report)
 
 
 class _Attempt:

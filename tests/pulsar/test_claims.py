@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from pulsar_sets import ListedEntries
 from servers import Running, servers_of
 
 from offload import Session
+from offload.contracts.store import Body
 from offload.errors import Corrupt, Misuse, OffloadError, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
@@ -90,6 +93,38 @@ def test_a_failed_deletion_is_reported_and_leaves_both_objects() -> None:
         assert set(store.objects) == {f"{UID}-ledger-7", f"{UID}-ledger-7-index"}
 
     asyncio.run(main())
+
+
+def test_a_scan_asks_for_several_names_at_once_and_keeps_the_order_of_keys() -> None:
+    """testScanLedgers."""
+    asked, most = 0, 0
+
+    class Slow(MemoryStore):
+        async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+            nonlocal asked, most
+            asked, most = asked + 1, max(most, asked + 1)
+            try:
+                await asyncio.sleep(0)
+            finally:
+                asked -= 1
+            return await super().metadata_of(key)
+
+    async def main() -> None:
+        store = Slow()
+        for number in range(100):
+            key = PulsarKey(UUID(int=number * 7919 % 101), number)
+            await store.put(str(key), Body.of(b"", metadata=NAMES.metadata(key)))
+        await store.put("8-stranger", Body.of(b""))
+
+        found = [each.name async for each in PulsarBucket(store).scan()]
+        assert found == sorted(store.objects)
+
+        async with aclosing(PulsarBucket(store).scan()) as attempts:
+            await anext(attempts)
+        assert asked == 0, "no request goes on behind a scan that was closed"
+
+    asyncio.run(main())
+    assert most > 10
 
 
 def test_an_entry_is_in_the_block_that_begins_at_or_before_it() -> None:
