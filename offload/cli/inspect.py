@@ -19,7 +19,7 @@ from rich.tree import Tree
 
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
-from offload.cli.kit.output import counted, one_line, print_json, sizes_text
+from offload.cli.kit.output import counted, one_line, print_json, print_notes, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import StreamView
 from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
@@ -54,6 +54,7 @@ def inspect(
                 of=await keys_of_fragments(catalogue, view.committed, entries),
             )
             native = native_or_none(catalogue)
+            print_notes(catalogue.notes)
             return view, encryption, None if native is None else str(native.default_compression)
 
     view, encryption, default = run_async(main)
@@ -164,8 +165,8 @@ def _fragment(view: StreamView, row: Entries, encryption: _Encryption) -> dict[s
         "ratio": ratio_of(entry.data_size_bytes, entry.stored_size_bytes),
         "codec": codec_name(entry.codec),
         "encrypted": bool(entry.encrypted),
-        "first_timestamp": iso_of(entry.first_timestamp_ms),
-        "last_timestamp": iso_of(entry.last_timestamp_ms),
+        "first_timestamp": iso_of(entry.first_timestamp_ms) if view.is_measured else None,
+        "last_timestamp": iso_of(entry.last_timestamp_ms) if view.is_measured else None,
         "ledger_id": entry.ledger_id,
         "attempt": str(entry.attempt),
         "crc32c": f"{entry.checksum:08x}",
@@ -213,10 +214,11 @@ def _add_fragments(fragments: Tree, view: StreamView, encryption: _Encryption) -
     for row in _fragments_of(committed):
         [entry] = entries_of_rows(row)
         sizes = sizes_text(entry.data_size_bytes, entry.stored_size_bytes, codec_name(entry.codec))
+        times = f"{iso_of(entry.first_timestamp_ms)} to {iso_of(entry.last_timestamp_ms)}"
         fragments.add(
             escape(
                 f"[{entry.first_offset}, {entry.next_offset})  {sizes}  "
-                f"{iso_of(entry.first_timestamp_ms)} to {iso_of(entry.last_timestamp_ms)}  "
+                f"{times if view.is_measured else 'times unknown'}  "
                 f"ledger {entry.ledger_id}, attempt {entry.attempt}{_sealed(entry, encryption)}"
             )
         )

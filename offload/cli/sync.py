@@ -19,7 +19,15 @@ from offload.cli.kit.arguments import (
     Tier,
     compression_of,
 )
-from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.output import (
+    counted,
+    one_line,
+    print_error,
+    print_json,
+    print_note,
+    print_notes,
+    size_text,
+)
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted, PartBegun
@@ -159,8 +167,7 @@ def _metadata() -> dict[str, str]:
 
 
 def _tell_notes(source: Source, reports: list[StreamReport], *, has_keys: bool, encrypt: bool) -> None:
-    for note in source.notes:
-        print_note(note)
+    print_notes(source.notes)
     _tell_clear(reports, has_keys=has_keys, encrypt=encrypt)
 
 

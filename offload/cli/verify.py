@@ -9,7 +9,7 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
-from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
+from offload.cli.kit.output import counted, one_line, print_json, print_note, print_notes, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -61,6 +61,7 @@ def verify(
                     report=report,
                     progress=lambda seen: show(_seen(seen)),
                 )
+            print_notes(catalogue.notes)
 
     try:
         run_async(main)

@@ -12,7 +12,7 @@ is a `Catalogue` that takes data and commits as well.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Self
 
@@ -50,6 +50,15 @@ class StreamView(ABC):
     @abstractmethod
     def where(self) -> str:
         """The name of the record that commits this state, such as an object's key. For messages."""
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the entries have the exact sizes and times of their chunks, as by default.
+
+        False if a layout does not store them: then an entry's times are bounds, and its data size is that of
+        the stored bytes. Offsets and numbers of messages are always exact.
+        """
+        return True
 
     @abstractmethod
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
@@ -107,6 +116,11 @@ class Catalogue(ABC):
     @abstractmethod
     def url(self) -> str:
         """The URL of the tier, for messages. Carries no credentials."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person must know to read this place right, one line each. None by default."""
+        return ()
 
     @abstractmethod
     async def open(self) -> None:

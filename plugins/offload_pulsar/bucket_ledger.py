@@ -20,7 +20,7 @@ from offload.contracts.entries import EntryLedger, EntryRun
 from offload.errors import Diverged
 from offload.formats.entries import encode_run
 from offload.streams.entry_chunks import read_run
-from offload_pulsar.ledger import PulsarLedger
+from offload_pulsar.ledger import LedgerBlock, PulsarLedger
 from offload_pulsar.publish_time import publish_ms
 
 __all__ = ["BucketLedger"]
@@ -55,6 +55,16 @@ class BucketLedger(EntryLedger):
     def length(self) -> int:
         """The sum of the sizes of all entries, as the index says."""
         return self._first.length
+
+    @property
+    def where(self) -> str:
+        """The key of the data object of the first attempt."""
+        return self._first.where
+
+    @property
+    def blocks(self) -> Sequence[LedgerBlock]:
+        """The blocks of the first attempt."""
+        return self._first.blocks
 
     @property
     def closed_ms(self) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -89,6 +90,14 @@ class Walks:
             self._entries -= len(oldest.starts) + _BLOCK_WEIGHT
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerBlock:
+    """A block of a data object: its first entry, and its bytes with header and padding."""
+
+    first_entry: int
+    size_bytes: int
+
+
 class PulsarLedger(EntryLedger):
     """A ledger in Pulsar's objects, V1 or V2. `PulsarBucket.open` makes it.
 
@@ -125,6 +134,13 @@ class PulsarLedger(EntryLedger):
     def where(self) -> str:
         """The key of the data object."""
         return self._key
+
+    @property
+    def blocks(self) -> Sequence[LedgerBlock]:
+        """The blocks, in the order of their entries."""
+        rows, ends = self._group.blocks, self._group.ends
+        sizes = (ends - rows["offset"]).tolist()
+        return [*map(LedgerBlock, rows["first_entry_id"].tolist(), sizes)]
 
     @property
     def first_entry(self) -> int:

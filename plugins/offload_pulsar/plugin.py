@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import Command, DecoderType, SourceType, hookimpl
+from offload.contracts.plugin import Backend, Command, DecoderType, SourceType, hookimpl
 
 NEEDS = "ledger-offload[pulsar]"
+SCHEMES = ("pulsar+s3", "pulsar+gs", "pulsar+az", "pulsar+file")
 
 
 @hookimpl
@@ -18,14 +19,29 @@ def offload_decoders() -> Sequence[DecoderType]:
 @hookimpl
 def offload_sources() -> Sequence[SourceType]:
     """Declare a bucket of Pulsar's tiered storage as a source, on every store that the program has."""
-    stores = ("s3", "gs", "az", "file")
     return [
         SourceType(
             name="pulsar",
             target="offload_pulsar.source:open_url",
-            schemes=tuple(f"pulsar+{store}" for store in stores),
+            schemes=SCHEMES,
             options=("first-offset",),
             opens_stores=True,
+            needs=NEEDS,
+        )
+    ]
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Declare the same buckets as tiers that can only be read."""
+    return [
+        Backend(
+            name="pulsar",
+            target="offload_pulsar.catalogue:open_catalogue",
+            schemes=SCHEMES,
+            kind="catalogue",
+            opens_stores=True,
+            takes=("env", "limits", "metrics"),
             needs=NEEDS,
         )
     ]

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from offload.contracts.entries import EntryLedger
 from offload.contracts.opening import OpeningContext
@@ -38,6 +39,7 @@ from offload.tasks import in_order, one_by_one
 from offload_pulsar.bucket import FoundAttempt, PulsarBucket
 from offload_pulsar.bucket_ledger import BucketLedger
 from offload_pulsar.ledger import PulsarLedger
+from offload_pulsar.names import PulsarKey
 
 __all__ = ["PulsarSource"]
 
@@ -125,6 +127,16 @@ class PulsarSource(Source):
         opening = in_order(self._ledger, one_by_one(sorted(attempts.items())), at_once=OPENED_AT_ONCE)
         async with aclosing(opening) as opened:
             return [ledger async for _, ledger in opened]
+
+    async def opened(self, ledger_id: int, uid: UUID) -> PulsarLedger:
+        """Open one attempt on a ledger, without a listing. Raises `NotOffloaded` if it is gone."""
+        for key in (PulsarKey(uid, ledger_id), PulsarKey(uid)):
+            for each in self._opened.get(str(key), ()):
+                if each.ledger_id == ledger_id:
+                    return each
+        ledger = await self._bucket.open(ledger_id, uid)
+        self._opened.setdefault(ledger.where, [ledger])
+        return ledger
 
     async def aclose(self) -> None:
         """Close the store."""

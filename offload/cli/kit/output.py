@@ -67,6 +67,12 @@ def print_note(text: str) -> None:
     sys.stderr.write(f"note: {one_line(text)}\n")
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """Write a note for each text."""
+    for note in notes:
+        print_note(note)
+
+
 def print_dropped(stream: str, sections: Mapping[str, int]) -> None:
     """Write a note of the sections that a copy of a stream lacks; nothing if it lacks none."""
     if sections:

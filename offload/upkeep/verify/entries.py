@@ -95,7 +95,7 @@ class EntryVerifier:
         report.not_compared += report.level is VerifyLevel.CHECKSUM
         try:
             async with await view.open(entry) as handle:
-                await self._handle(handle, entry)
+                await self._handle(handle, entry, is_measured=view.is_measured)
         except Absent as absent:
             if await self._is_damage(view, absent):
                 report.damages.append(absent.within(name, stream=stream))
@@ -104,9 +104,9 @@ class EntryVerifier:
         report.judged_to = name
         self._progress(report)
 
-    async def _handle(self, handle: ReadHandle, entry: Entry) -> None:
+    async def _handle(self, handle: ReadHandle, entry: Entry, *, is_measured: bool) -> None:
         table = await handle.table()
-        check_table(table, entry, where=handle.where)
+        check_table(table, entry, is_measured=is_measured, where=handle.where)
         if self._report.level is not VerifyLevel.BYTES:
             return
         at = 0
@@ -134,8 +134,11 @@ class EntryVerifier:
         return False
 
 
-def check_table(table: ChunkTable, entry: Entry, *, where: str) -> None:
-    """Raise `Corrupt` unless the chunks of a fragment match the numbers in its entry."""
+def check_table(table: ChunkTable, entry: Entry, *, is_measured: bool = True, where: str) -> None:
+    """Raise `Corrupt` unless the chunks of a fragment match the numbers in its entry.
+
+    If it was not measured, its times are bounds, and its data size is not compared.
+    """
     offsets, records = table["offset"], table["records"]
     _check(where, "number of chunks", "1 or more", "1 or more" if len(table) else 0)
     begins = [*offsets.tolist(), entry.next_offset]
@@ -144,9 +147,13 @@ def check_table(table: ChunkTable, entry: Entry, *, where: str) -> None:
         row = next(row for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin != end)
         raise Corrupt("offset", where, expected=ends[row], found=begins[row])
     _check(where, "messages", entry.messages, int(records[table["type"] == ChunkType.USER].sum()))
-    _check(where, "data size", entry.data_size_bytes, int(table["size_bytes"].sum()))
-    _check(where, "first timestamp", entry.first_timestamp_ms, int(table["timestamp_ms"].min()))
-    _check(where, "last timestamp", entry.last_timestamp_ms, int(table["timestamp_ms"].max()))
+    first_ms, last_ms = int(table["timestamp_ms"].min()), int(table["timestamp_ms"].max())
+    if not is_measured:
+        first_ms, last_ms = min(first_ms, entry.first_timestamp_ms), max(last_ms, entry.last_timestamp_ms)
+    else:
+        _check(where, "data size", entry.data_size_bytes, int(table["size_bytes"].sum()))
+    _check(where, "first timestamp", entry.first_timestamp_ms, first_ms)
+    _check(where, "last timestamp", entry.last_timestamp_ms, last_ms)
 
 
 def _check(where: str, what: str, expected: object, found: object, position: int = 0) -> None:

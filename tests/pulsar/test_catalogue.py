@@ -1,0 +1,250 @@
+"""Tests of Pulsar's bucket as a tier that can only be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from command_line import offload
+from offload_pulsar import BrokerNames, PulsarBucket, PulsarCatalogue, PulsarKey
+from offload_pulsar.ledger_metadata import message_class
+from offload_pulsar.source import PulsarSource
+from pulsar_sets import DATA, ListedEntries, store_of
+
+from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
+from offload.contracts.store import Body
+from offload.errors import Absent, Corrupt, Misuse, OffloadError
+from offload.model.entry import entries_of_rows
+from offload.model.position import AtTime
+from offload.store.memory import MemoryStore
+from offload.upkeep.verify.tier import verify
+
+ORDERS = "public/default/persistent/orders-partition-0"
+ENTRIES = [b"%d|" % number + b"x" * (number * 13 % 40) for number in range(30)]
+
+
+class World:
+    """A bucket of Pulsar's, and the tier that it is."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store, self.now = store or MemoryStore(), 0.0
+        self.uids: dict[int, UUID] = {}
+        self.tier = PulsarCatalogue(
+            PulsarSource(self.store, "pulsar+memory://b", env=Env(monotonic=lambda: self.now))
+        )
+
+    async def offload(self, ledger_id: int, entries: Sequence[bytes] = ENTRIES) -> PulsarKey:
+        uid = self.uids[ledger_id] = uuid4()
+        names = BrokerNames(managed_ledger=ORDERS)
+        bucket = PulsarBucket(self.store, block_size_bytes_max=300)
+        await bucket.offload(ListedEntries(ledger_id, [*entries]), uid, names=names)
+        return PulsarKey(uid, ledger_id)
+
+    async def delete(self, ledger_id: int) -> None:
+        await PulsarBucket(self.store).delete(ledger_id, self.uids[ledger_id])
+        self.now += 60
+
+    async def read(self, start: int = 0, stream: str = ORDERS) -> list[bytes]:
+        reader = await StreamReader.open(self.tier, stream)
+        return [bytes(body) async for batch in reader.messages(start) for body in batch.bodies]
+
+
+def test_a_fragment_is_a_block_and_each_offset_is_read_from_its_own() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        await world.offload(9, ENTRIES[:7])
+        view = await world.tier.view(ORDERS)
+        entries = entries_of_rows(view.committed.entries)
+
+        assert (view.committed.first_offset, view.committed.next_offset) == (0, 37)
+        assert len(entries) > 5
+        assert {entry.ledger_id for entry in entries} == {3, 9}
+        whole = [*ENTRIES, *ENTRIES[:7]]
+        for start in range(0, 37, 3):
+            assert await world.read(start) == whole[start:]
+            found = await view.find(start)
+            assert found is not None
+            assert found.first_offset <= start < found.next_offset
+
+    asyncio.run(main())
+
+
+def test_offsets_count_from_the_oldest_ledger_and_a_reader_learns_that_they_moved() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        await world.offload(9, ENTRIES[:7])
+        reader = await StreamReader.open(world.tier, ORDERS)
+        batches = reader.messages(0)
+        await anext(batches)
+        await world.delete(3)
+
+        with pytest.raises(StreamDeleted, match="deleted while it was read"):
+            async for _ in batches:
+                pass
+
+        assert await world.read() == ENTRIES[:7]
+        assert "offsets count from the oldest ledger" in world.tier.notes[0]
+
+    asyncio.run(main())
+
+
+def test_a_view_stays_while_ledgers_are_added() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        view = await world.tier.view(ORDERS)
+        await world.offload(9)
+        world.now += 60
+        assert view.committed.next_offset == 30
+        newer = await world.tier.newer_view(view.committed)
+        assert newer is not None
+        assert newer.committed.next_offset == 60
+        assert await world.tier.newer_view(newer.committed) is None
+
+    asyncio.run(main())
+
+
+def message(publish_ms: int) -> bytes:
+    """Return an entry of one message."""
+    metadata = message_class("messages.EntryMetadata")(
+        producer_name=b"p", sequence_id=1, publish_time=publish_ms
+    ).SerializeToString()
+    return len(metadata).to_bytes(4, "big") + metadata + b"hello"
+
+
+def test_a_time_is_found_in_the_block_that_has_it() -> None:
+    """Times go back within blocks, and rise from one to the next."""
+
+    async def main() -> None:
+        world = World()
+        await world.offload(3, [message(1000 + 10 * number + number * 7 % 5 * 3) for number in range(40)])
+        await world.offload(5, [message(2000 + number) for number in range(3)])
+        view = await world.tier.view(ORDERS)
+        blocks, greatest = entries_of_rows(view.committed.entries), list[int]()
+        for block in blocks:
+            async with await view.open(block) as handle:
+                greatest.append(int((await handle.table())["timestamp_ms"].max()))
+
+        assert len(blocks) > 5
+        assert await view.last_timestamp_ms() == greatest[-1] == 2002
+        for timestamp_ms in sorted({0, 2003, *greatest, *(ms + 1 for ms in greatest)}):
+            expected = next(
+                (block for block, ms in zip(blocks, greatest, strict=True) if ms >= timestamp_ms), None
+            )
+            assert await view.first_since(timestamp_ms) == expected
+        reader = await StreamReader.open(world.tier, ORDERS)
+        assert (await reader.place_of(AtTime(2003))).offset == view.committed.next_offset
+
+    asyncio.run(main())
+
+
+def test_a_ledger_that_is_gone_is_absent_and_damage_names_its_byte() -> None:
+    async def main() -> None:
+        world = World()
+        key = await world.offload(3)
+        view = await world.tier.view(ORDERS)
+        entry = entries_of_rows(view.committed.entries)[1]
+        handle = await view.open(entry)
+        data = bytearray(world.store.objects[str(key)])
+        data[300 + 3] ^= 1  # in the magic of the second block
+        await world.store.put(str(key), Body.of(bytes(data)))
+        with pytest.raises(Corrupt, match=f"{key} at byte 300"):
+            await handle.table()
+        await world.store.delete([str(key)])
+        with pytest.raises(Absent):
+            await (await World(world.store).tier.view_of(view.committed).open(entry)).table()
+        await world.delete(3)
+        with pytest.raises(Absent):
+            await (await World(world.store).tier.view_of(view.committed).open(entry)).table()
+        with pytest.raises(NotOffloaded):
+            await world.tier.view(ORDERS)
+
+    asyncio.run(main())
+
+
+def test_verify_reads_every_block_and_names_the_damaged_one() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        key = await world.offload(9)
+        for is_damaged in (False, True):
+            if is_damaged:
+                old = world.store.objects[str(key)]
+                data = bytearray(old)
+                data[600 + 1] ^= 1
+                world.store.objects[str(key)] = type(old).of(bytes(data), old.metadata)  # type: ignore[attr-defined]
+            report = VerifyReport()
+            await verify(World(world.store).tier, report=report)
+            assert [damage.position for damage in report.damages] == [600] * is_damaged
+            assert report.objects == len((await world.tier.view(ORDERS)).committed.entries)
+
+    asyncio.run(main())
+
+
+def test_a_stream_ends_before_a_ledger_that_cannot_be_read() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        key = await world.offload(9)
+        await world.offload(12)
+        await world.store.delete([str(key)])
+        assert await world.read() == ENTRIES
+        await world.delete(3)
+        with pytest.raises(Corrupt, match=str(key)):
+            await world.tier.view(ORDERS)
+
+    asyncio.run(main())
+
+
+def test_nothing_that_changes_a_tier_takes_it() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        with pytest.raises((Misuse, AttributeError, OffloadError)):
+            await trim(world.tier, ORDERS, Retention(size_bytes_max=1))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """The URL of a folder with a set of real messages."""
+    for path in (DATA / "messages").iterdir():
+        if "-ledger-" in path.name:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    return f"pulsar+file://{tmp_path}"
+
+
+def test_the_commands_that_read_work_on_it(folder: str) -> None:
+    ran = [
+        offload("ls", folder, "--json"),
+        offload("inspect", folder, "ledger-7", "--json", "--verbose"),
+        offload("verify", folder, "--json"),
+        offload("read", folder, "ledger-7", "--decode", "pulsar"),
+    ]
+
+    assert [each.code for each in ran] == [0, 0, 0, 0], [each.stderr for each in ran]
+    listed, inspected, verified, read = ran
+    assert [row["messages"] for row in listed.objects] == [124]
+    assert {each["first_timestamp"] for each in inspected.document["fragments"]} == {None}
+    assert verified.document["damages"] == []
+    expected = [json.loads(line) for line in (DATA / "messages" / "expected.jsonl").read_text().splitlines()]
+    assert len(read.lines) == len(expected)
+    assert all("offsets count from the oldest ledger" in each.stderr for each in ran)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["trim {} ledger-7 --max-age 1d", "sweep {}", "delete {} ledger-7 --yes", "compact {}", "sync {} {}"],
+)
+def test_the_commands_that_write_refuse_it_in_one_sentence(folder: str, command: str) -> None:
+    ran = offload(*command.replace("{}", folder).split())
+
+    assert ran.code in (1, 2)
+    assert "is read-only" in ran.error
