@@ -13,7 +13,7 @@ from command_line import offload
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarCatalogue, PulsarKey
 from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.source import PulsarSource
-from pulsar_sets import DATA, ListedEntries, store_of
+from pulsar_sets import DATA, ListedEntries
 
 from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
 from offload.contracts.store import Body
