@@ -11,22 +11,25 @@
 The index is the commit marker. Whoever records the ledger in Pulsar's metadata does so after step 5. If a
 reply is lost in step 4 or 5, the object may be there: it is deleted too, the index before the data, so that
 no index is left without data. A request that lands after that leaves garbage, which `scan` shows.
+
+A store that takes no parts gets the data object in one put, in place of steps 2 to 4. Its size must be known
+first, so the ledger is read twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from offload.contracts.entries import EntryLedger
-from offload.contracts.store import Body, ObjectStore, Span, Upload, begin_upload
+from offload.contracts.store import Body, ObjectStore, Span, begin_upload
 from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
 from offload.streams.entry_chunks import read_run
 from offload.tasks import in_order
-from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter
+from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter, CutBlock
 from offload_pulsar.index import PulsarIndex
 from offload_pulsar.ledger import PulsarLedger, Walks
 from offload_pulsar.ledger_metadata import LedgerMetadata
@@ -121,23 +124,13 @@ class PulsarBucket:
             metadata = LedgerMetadata.of(length=ledger.length, last_entry=ledger.last_entry)
         if (metadata.length, metadata.last_entry) != (ledger.length, ledger.last_entry):
             raise Misuse(f"the metadata of {where} has another length or last entry than the ledger")
-        self._check_parts(ledger, where)
-        cutter = BlockCutter(
-            last_entry=ledger.last_entry,
-            length=ledger.length,
-            block_size_bytes_max=self._block_size_bytes_max,
-            where=where,
-        )
         key = PulsarKey(uid, ledger.ledger_id)
-        upload = await begin_upload(self._store, str(key), self._metadata(names, key))
-        try:
-            firsts, sizes = await self._put_blocks(ledger, cutter, upload, where)
-            await upload.complete()
-        except BaseException as failure:
-            # Aborting first: if the completion was applied and its reply was lost, deleting undoes it.
-            await self._undo(failure, upload.abort())
-            await self._undo(failure, self._store.delete((str(key),)))
-            raise
+        kept = self._metadata(names, key)
+        if self._store.capabilities.multipart:
+            self._check_parts(ledger, where)
+            firsts, sizes = await self._put_parts(ledger, str(key), kept, where)
+        else:
+            firsts, sizes = await self._put_whole(ledger, str(key), kept, where)
         index = PulsarIndex.of_blocks(ledger.ledger_id, metadata, firsts, sizes)
         body = Body.of(index.encode(), metadata=self._metadata(names, key.index))
         try:
@@ -249,8 +242,6 @@ class PulsarBucket:
         """Refuse blocks that the store does not take as parts, before anything is sent."""
         takes, block = self._store.capabilities, self._block_size_bytes_max
         needed = ledger.length + ENTRY_HEADER_SIZE_BYTES * (ledger.last_entry + 1)
-        if not takes.multipart:
-            raise Misuse(f"{self._store.url} takes no objects in parts, which {where} needs")
         if block < takes.part_size_bytes_min and HEADER_SIZE_BYTES + needed > block:
             least = takes.part_size_bytes_min
             raise Misuse(f"blocks of {block} bytes are too small for {self._store.url}: the least is {least}")
@@ -261,22 +252,62 @@ class PulsarBucket:
         if takes.parts_max is not None and least_parts > takes.parts_max:
             raise Misuse(_too_many(where, takes.parts_max))
 
-    async def _put_blocks(
-        self, ledger: EntryLedger, cutter: BlockCutter, upload: Upload, where: str
+    async def _put_parts(
+        self, ledger: EntryLedger, key: str, metadata: Mapping[str, str], where: str
     ) -> tuple[list[int], list[int]]:
         """Put every block as a part, and return the first entry and the size of each."""
-        firsts, sizes, at = list[int](), list[int](), 0
+        upload = await begin_upload(self._store, key, metadata)
+        firsts, sizes = list[int](), list[int]()
         parts_max = self._store.capabilities.parts_max
-        while at <= ledger.last_entry:
-            run = await read_run(ledger, at, ledger.last_entry, size_bytes=RUN_SIZE_BYTES, where=where)
-            for block in cutter.add(run.data, run.starts, run.ends):
+        try:
+            async for block in self._blocks(ledger, where):
                 if len(firsts) == parts_max:
                     raise Misuse(_too_many(where, len(firsts)))
                 firsts.append(block.first_entry_id)
                 sizes.append(len(block.data))
                 await upload.put_part(len(firsts), block.data)
-            at += len(run.starts)
+            await upload.complete()
+        except BaseException as failure:
+            # Aborting first: if the completion was applied and its reply was lost, deleting undoes it.
+            await self._undo(failure, upload.abort())
+            await self._undo(failure, self._store.delete((key,)))
+            raise
         return firsts, sizes
+
+    async def _put_whole(
+        self, ledger: EntryLedger, key: str, metadata: Mapping[str, str], where: str
+    ) -> tuple[list[int], list[int]]:
+        """Put all blocks as one object, and return the first entry and the size of each."""
+        firsts, sizes = list[int](), list[int]()
+        async for block in self._blocks(ledger, where):
+            firsts.append(block.first_entry_id)
+            sizes.append(len(block.data))
+
+        async def windows() -> AsyncIterator[bytes]:
+            async for block in self._blocks(ledger, where):
+                yield block.data
+
+        try:
+            await self._store.put(key, Body(size_bytes=sum(sizes), windows=windows, metadata=metadata))
+        except BaseException as failure:
+            await self._undo(failure, self._store.delete((key,)))
+            raise
+        return firsts, sizes
+
+    async def _blocks(self, ledger: EntryLedger, where: str) -> AsyncIterator[CutBlock]:
+        """Yield the blocks of a ledger, in order."""
+        at = 0
+        cutter = BlockCutter(
+            last_entry=ledger.last_entry,
+            length=ledger.length,
+            block_size_bytes_max=self._block_size_bytes_max,
+            where=where,
+        )
+        while at <= ledger.last_entry:
+            run = await read_run(ledger, at, ledger.last_entry, size_bytes=RUN_SIZE_BYTES, where=where)
+            for block in cutter.add(run.data, run.starts, run.ends):
+                yield block
+            at += len(run.starts)
 
     @staticmethod
     async def _undo(failure: BaseException, step: Awaitable[None]) -> None:

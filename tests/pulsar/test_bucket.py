@@ -252,7 +252,6 @@ class LimitedMemory(MemoryStore):
         ({"parts_max": 10}, "10 parts"),  # padding needs more blocks than the sizes alone
         ({"part_size_bytes_min": 201}, "the least is 201"),
         ({"part_size_bytes_max": 199}, "the most is 199"),
-        ({"multipart": False}, "in parts"),
     ],
 )
 def test_blocks_that_the_store_does_not_take_are_refused(limits: dict[str, Any], says: str) -> None:
@@ -265,6 +264,28 @@ def test_blocks_that_the_store_does_not_take_are_refused(limits: dict[str, Any],
 
     assert store.objects == {}
     assert asyncio.run(unfinished(store)) == 0
+
+
+def test_a_store_without_parts_gets_the_same_objects_in_one_put_each() -> None:
+    store, parts = LimitedMemory(), MemoryStore()
+    store.limits = {"multipart": False}
+
+    offload(store)
+    offload(parts)
+
+    assert store.objects == parts.objects
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_REPLY])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_failed_put_of_a_store_without_parts_leaves_nothing(fault: Fault, nth: int) -> None:
+    store = LimitedMemory()
+    store.limits = {"multipart": False}
+
+    with pytest.raises((TryAgain, OutcomeUnknown)):
+        offload(FaultyStore(store, rules=[Rule(fault, "put", nth=nth)]))
+
+    assert store.objects == {}
 
 
 def test_a_ledger_of_one_small_block_is_taken_by_a_store_of_large_parts() -> None:
