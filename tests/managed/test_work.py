@@ -1,0 +1,202 @@
+"""Claims about the work of a managed ledger that only a slow log, a rival or a full disk shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from managed_world import MANUAL, STREAM, World, bodies, fill, run
+
+from offload import StreamWriter
+from offload.contracts.events import StreamPaused, StreamResumed
+from offload.contracts.log import LocalLedger
+from offload.errors import Fenced, StreamDeleted, Throttled
+from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.managed.budget import ByteBudget
+from offload.managed.ledger import LedgerState, ManagedLedger
+from offload.managed.policy import LedgerPolicy, WhenFull
+from offload.streams.choice import ReadPriority
+from offload.upkeep.retention import Retention, delete_stream, trim
+
+LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
+
+
+class SlowLog(MemoryLog):
+    """A log whose appends wait until they may begin, and until they may return."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(STREAM, disk=disk)
+        self.may_begin, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.may_begin.set()
+        self.may_go_on.set()
+
+    async def append(self, records: Sequence[bytes], *, timestamp_ms: int) -> int:
+        """Wait, append, and wait."""
+        await self.may_begin.wait()
+        offset = await super().append(records, timestamp_ms=timestamp_ms)
+        await self.may_go_on.wait()
+        return offset
+
+    async def roll(self, *, now_ms: int) -> LocalLedger | None:
+        """Wait, and seal."""
+        await turns(5)
+        return await super().roll(now_ms=now_ms)
+
+
+async def turns(count: int = 20) -> None:
+    """Let other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_an_owner_that_knew_the_tier_does_not_trim_what_a_rival_has_claimed_since() -> None:
+    async def scenario(world: World) -> None:
+        keeps = LedgerPolicy(deletion_lag_seconds=None, roll_seconds=None, retention_seconds=300)
+        owner = await world.open(keeps)
+        await fill(owner, 10, 10, 0)
+        await owner.step()
+        await StreamWriter.claim(world.tier(), STREAM, env=world.env())
+        world.clock.now += 1000
+
+        await owner.step()
+
+        assert isinstance(owner.error, Fenced)
+        assert (await world.tier().load_manifest(STREAM)).first_offset == 0
+
+    run(scenario)
+
+
+def test_retention_by_size_counts_what_only_the_log_has() -> None:
+    async def scenario(world: World) -> None:
+        policy = LedgerPolicy(deletion_lag_seconds=None, roll_seconds=None, retention_size_bytes=1000)
+        ledger = await world.open(policy)
+        await fill(ledger, 5, 5, 0, size_bytes=8)  # 62 bytes of log for each record
+        await ledger.step()
+        assert (await world.tier().load_manifest(STREAM)).first_offset == 0
+        await fill(ledger, 8, size_bytes=8)  # the tier has less than the limit, and both have more
+
+        await ledger.step()
+
+        assert (await world.tier().load_manifest(STREAM)).first_offset == 5
+
+    run(scenario)
+
+
+def test_a_ledger_that_never_paused_is_not_reported_as_resumed() -> None:
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG)
+        await fill(ledger, 5, 5)
+        for _ in range(3):
+            await ledger.step()
+
+        assert world.told(StreamPaused) == world.told(StreamResumed) == 0
+
+    run(scenario)
+
+
+def test_a_copy_that_stays_in_doubt_is_looked_at_in_minutes_and_not_at_once() -> None:
+    """All of the tier was trimmed. Its lag is over, and nothing can be compared."""
+
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG)
+        await fill(ledger, 5, 5)
+        await ledger.step()
+        await ledger.close()
+        await trim(world.tier(), STREAM, Retention(before_offset=5), env=world.env())
+        ledger = await world.open(LAG)
+        world.clock.now += 61
+        await ledger.step()
+
+        assert world.local() == [0, 5]
+        assert await ledger.step() >= 60
+
+    run(scenario)
+
+
+def test_an_append_that_waited_for_others_is_refused_if_they_have_filled_the_log() -> None:
+    async def scenario(world: World) -> None:
+        policy = LedgerPolicy(
+            roll_size_bytes=100, roll_seconds=None, local_size_bytes_max=200, when_full=WhenFull.REJECT
+        )
+        log = SlowLog(world.disk)
+        ledger = await ManagedLedger.open(
+            log, world.tier(), policy=policy, budget=ByteBudget(300), env=world.env()
+        )
+        log.may_begin.clear()
+        first, second = (asyncio.create_task(ledger.append([bytes(300)])) for _ in range(2))
+        await turns()
+        log.may_begin.set()
+
+        assert await first == 0
+        with pytest.raises(Throttled):
+            await second
+        assert ledger.next_offset == 1
+
+    run(scenario)
+
+
+def test_an_append_during_which_the_ledger_was_fenced_is_not_acknowledged() -> None:
+    async def scenario(world: World) -> None:
+        log = SlowLog(world.disk)
+        ledger = await world.open(LAG, log=log)
+        await fill(ledger, 5, 5)
+        await ledger.step()
+        log.may_go_on.clear()
+        under_way = asyncio.create_task(ledger.append([b"late"]))
+        await turns()
+        await StreamWriter.claim(world.tier(), STREAM, env=world.env())
+        await ledger.roll()
+        await ledger.step()
+        assert ledger.state is LedgerState.FENCED
+        log.may_go_on.set()
+
+        with pytest.raises(Fenced):
+            await under_way
+
+    run(scenario)
+
+
+def test_appends_that_pass_the_size_together_seal_no_small_ledger() -> None:
+    async def scenario(world: World) -> None:
+        log = SlowLog(world.disk)
+        policy = LedgerPolicy(offload_size_bytes=None, roll_size_bytes=200, roll_seconds=None)
+        ledger = await world.open(policy, log=log)
+
+        async def late() -> None:
+            """Append to the next ledger, while other appends still wait to seal the one before it."""
+            while len(log.ledgers) == 1:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0)
+            await ledger.append([b"late"])
+
+        await asyncio.gather(late(), *(ledger.append([bytes(200)]) for _ in range(4)))
+
+        assert world.local() == [0, 4]
+        assert len(await bodies(ledger)) == 5
+
+    run(scenario)
+
+
+def test_a_reader_that_finds_an_older_tombstone_does_not_fence_a_new_stream() -> None:
+    """The stream of this name was deleted before, and the new one has nothing on the tier yet."""
+
+    async def scenario(world: World) -> None:
+        policy = LedgerPolicy(
+            offload_size_bytes=None, roll_seconds=None, read_priority=ReadPriority.TIER_ONLY
+        )
+        first = await world.open(MANUAL)
+        await fill(first, 5, 0)
+        await first.offload_prefix(5)
+        await first.close()
+        await delete_stream(world.tier(), STREAM, env=world.env())
+        new = World(clock=world.clock, store=world.store)
+        ledger = await new.open(policy)
+        await ledger.append([b"new"])
+
+        with pytest.raises(StreamDeleted):
+            await bodies(ledger)
+
+        assert ledger.state is LedgerState.OPEN
+        assert await ledger.append([b"more"]) == 1
+
+    run(scenario)
