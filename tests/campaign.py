@@ -8,7 +8,7 @@ out and says how many, by reason. The name of a test alone decides to which shar
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable
 from functools import wraps
 from hashlib import sha256
@@ -62,6 +62,32 @@ def leaving(reason: str, *names: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def few(reason: str, every: int, *, start: int = 0, whole: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Return the mark of parametrized tests that keep one of `every` cases each, and at least one case.
+
+    The other cases are left to the campaign. Classes with the same clauses and another `start` keep other
+    cases, so `every` such classes keep all. The tests named in `whole` keep every case.
+    """
+    return pytest.mark.few(reason, every, start, whole)
+
+
+def leave_cases(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that `few` does not keep for the campaign. Cases with that mark do not count."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("campaign"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for name, each in cases.items():
+        mark = each[0].get_closest_marker("few")
+        assert mark is not None
+        reason, every, start, whole = mark.args
+        if name.rpartition("::")[2] in whole:
+            continue
+        for number, item in enumerate(each):
+            if number % every != start % min(every, len(each)):
+                item.add_marker(campaign(reason))
+
+
 def is_drawn(nodeid: str, share: int) -> bool:
     """Return whether the test belongs to this share."""
     return int(sha256(nodeid.encode()).hexdigest(), 16) % SHARES == share % SHARES
@@ -80,6 +106,7 @@ class LeftOut:
     @pytest.hookimpl(trylast=True)  # `-k` and `-m` select first: the counts are of the rest
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the tests that this run is for."""
+        leave_cases(items)
         if CAMPAIGN:
             return
         kept, left = [], []

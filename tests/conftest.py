@@ -14,7 +14,7 @@ from random import SystemRandom
 from typing import Any, Final
 
 import pytest
-from campaign import LeftOut
+from campaign import CAMPAIGN, LeftOut
 from hypothesis import HealthCheck, settings
 from servers import SERVERS, Running
 from servers.session import Session
@@ -34,7 +34,13 @@ FRESH_SEED = "OFFLOAD_FRESH_SEED"
 """Names the first fresh seed of the simulation. A run draws one, unless this is set to repeat another run."""
 
 # The time of an example depends on the machine and its load. No test here makes a claim about it.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Every run draws other examples, so few of them in `make test` still find a bug within days.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    max_examples=100 if CAMPAIGN else 30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("any machine")
 
 
