@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import hypothesis.core
 import pytest
+from campaign import few, keeping
 from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
 from contract.offloader_bugs import OFFLOADER_BUGS
@@ -237,6 +238,13 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 ALL_BUGS = ALL_STORE_BUGS + OFFLOADER_BUGS + PROTOCOL_BUGS
 
+FIRST_BUGS = [
+    bug
+    for bugs in (ALL_STORE_BUGS, OFFLOADER_BUGS, PROTOCOL_BUGS)
+    for bug in {bug.clause: bug for bug in reversed(bugs)}.values()
+]
+"""The first bug of each clause."""
+
 
 def suite_of(bug: Bug, folder: Path) -> Callable[[], Suite]:
     """Return the suite of this bug's layer for the bug."""
@@ -245,7 +253,10 @@ def suite_of(bug: Bug, folder: Path) -> Callable[[], Suite]:
     return lambda: (ProtocolSuite if bug in PROTOCOL_BUGS else OffloaderSuite)(bug.make)
 
 
-@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug",
+    keeping(FIRST_BUGS, ALL_BUGS, "planted bugs; make test has one of each clause", id_=lambda bug: bug.name),
+)
 def test_a_bug_is_caught_by_its_clause(bug: Bug, tmp_path: Path) -> None:
     """The clause fails because of the violation, and not because the broken backend is a faulty program."""
     suite = suite_of(bug, tmp_path)
@@ -259,17 +270,20 @@ def test_a_bug_is_caught_by_its_clause(bug: Bug, tmp_path: Path) -> None:
 BREACHES = (AssertionError, pytest.fail.Exception, OffloadError, RuntimeError, OSError, MemoryError)
 
 
+@few("sound stores, clause by clause, where bugs are caught; the suites of tests/store have all", 4)
 @pytest.mark.parametrize("clause", clauses_in(StoreConformance))
 def test_a_sound_store_is_not_caught(clause: str, tmp_path: Path) -> None:
     sound = PosixStore if clause == BETWEEN_PROCESSES else MemoryStore
     assert verdict(store_suite(sound, clause, tmp_path), clause) is None
 
 
+@few("sound offloaders, clause by clause, where bugs are caught; the suite in memory has all", 4)
 @pytest.mark.parametrize("clause", clauses_in(OffloaderConformance))
 def test_a_sound_offloader_is_not_caught(clause: str) -> None:
     assert verdict(lambda: OffloaderSuite(ObjectStoreOffloader), clause) is None
 
 
+@few("sound tiers, clause by clause, where bugs are caught; test_own_protocol has all", 4)
 @pytest.mark.parametrize("clause", clauses_in(ProtocolConformance))
 def test_a_sound_store_of_a_tier_is_not_caught(clause: str) -> None:
     assert verdict(lambda: ProtocolSuite(MemoryStore), clause) is None

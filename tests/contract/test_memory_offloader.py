@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from offload_conformance import OffloaderConformance
 from split_tier import split_tier
 
@@ -14,6 +14,8 @@ from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
 
 VARIANTS = campaign("other options of an offloader in memory, with all clauses")
+
+CASES = "cases of clauses with other options: each clause keeps one of three, and the first class has all"
 
 
 class TestMemoryOffloader(OffloaderConformance):
@@ -28,6 +30,7 @@ class TestMemoryOffloader(OffloaderConformance):
         return set(self.objects)
 
 
+@few(CASES, 3, start=1)
 class TestSmallFragments(TestMemoryOffloader):
     """A ledger becomes many objects, uploaded one at a time."""
 
@@ -49,6 +52,7 @@ class TestSeveralUploadsAtOnce(TestMemoryOffloader):
     tiny_chunks = 300
 
 
+@few(CASES, 3, start=2)
 class TestCommitStore(OffloaderConformance):
     """The data is on a store that overwrites on create, and the roots are on another store."""
 

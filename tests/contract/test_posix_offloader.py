@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from campaign import few
 from offload_conformance import OffloaderConformance
 
 from offload.contracts.offloader import LedgerOffloader
@@ -14,6 +15,7 @@ from offload.plugins import Plugins
 PLUGINS = Plugins.find()
 
 
+@few("cases of clauses on a folder: each clause keeps one of two, and memory has all", 2)
 class TestPosixOffloader(OffloaderConformance):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

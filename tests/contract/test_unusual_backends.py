@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from contract.unusual_stores import (
     Austere,
     LargeParts,
@@ -27,6 +27,8 @@ from offload.store.memory import MemoryStore
 from offload.streams.writer import StreamWriter
 
 MORE = campaign("more unusual backends, with all clauses")
+
+UNUSUAL = "cases of clauses on unusual backends: each clause keeps one of three, and memory has all"
 
 
 class OneDict:
@@ -76,10 +78,12 @@ class SlowClients(OneDict):
         return Slow(super().client(), seed=self.clients)
 
 
+@few(UNUSUAL, 3)
 class TestSlowStore(SlowClients, Store):
     pass
 
 
+@few(UNUSUAL, 3)
 class TestSlowTier(SlowClients, Tier):
     pass
 
@@ -88,6 +92,7 @@ class TestSlowProtocol(SlowClients, Protocol):
     pass
 
 
+@few(UNUSUAL, 3, start=1)
 class TestTinyPages(Store):
     make = TinyPages
 
@@ -102,6 +107,7 @@ class TestPagesOfTwo(Store):
     make = PagesOfTwo
 
 
+@few(UNUSUAL, 3, start=2)
 class TestAustereStore(Store):
     make = Austere
 
