@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from campaign import CAMPAIGN
 from entry_store import EntryStore, bodies, synced
 from growing_source import Clock
 from hypothesis import settings
@@ -111,7 +112,9 @@ class EntryLedgerMachine(RuleBasedStateMachine):
             assert asyncio.run(entry_at(self.tier(), ledger_id, 0)) == self.copied[begin]
 
 
-EntryLedgerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+EntryLedgerMachine.TestCase.settings = settings(
+    max_examples=40 if CAMPAIGN else 12, stateful_step_count=20, deadline=None
+)
 test_offsets_do_not_move_while_ledgers_grow_and_go = EntryLedgerMachine.TestCase
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import keeping
+from campaign import CAMPAIGN, few, keeping
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -139,6 +139,7 @@ def test_a_life_ends_within_the_tested_moments(tmp_path: Path) -> None:
     assert (life.first_offset, life.acknowledged, life.note) == (5, 10, b"second")
 
 
+@few("durabilities, each with each part of a torn write; make test has each durability with one part", 5)
 @pytest.mark.parametrize("durability", list(Durability))
 @pytest.mark.parametrize("part", [0, 0.5, 0.97, 1])
 def test_a_log_killed_at_any_call_keeps_what_it_acknowledged(
@@ -431,6 +432,7 @@ def test_a_roll_that_can_neither_be_done_nor_undone_breaks_the_log(tmp_path: Pat
     asyncio.run(scenario())
 
 
+@few("errors of a disk at any call; make test has them with one durability", 3)
 @pytest.mark.parametrize("durability", list(Durability))
 def test_an_error_at_any_call_takes_nothing_that_was_acknowledged(
     tmp_path: Path, durability: Durability
@@ -661,4 +663,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = Walk.TestCase
-TestWalk.settings = settings(max_examples=40, stateful_step_count=30)
+TestWalk.settings = settings(max_examples=40 if CAMPAIGN else 15, stateful_step_count=30)

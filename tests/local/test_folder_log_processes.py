@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from campaign import few
 from log_contract import NOW_MS, records_of
 
 from offload.errors import Conflict, Misuse
@@ -66,6 +67,7 @@ async def opened(folder: Path) -> list[bytes]:
         return await records_of(log)
 
 
+@few("kills of a process that appends; make test has two of six", 5)
 @pytest.mark.parametrize("durability", list(Durability))
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_a_process_killed_while_it_appends_loses_nothing_that_it_acknowledged(

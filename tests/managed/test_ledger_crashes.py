@@ -10,6 +10,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from campaign import few
 from managed_world import STREAM, Crash, CrashingLog, Points, World, bodies
 
 from offload.managed.ledger import LedgerState, ManagedLedger
@@ -133,6 +134,7 @@ def test_the_scenario_has_all_kinds_of_requests_and_calls() -> None:
     assert run.world.disk.ledgers == []
 
 
+@few("points at which an owner ends; make test has four of ten", 3)
 @pytest.mark.parametrize("part", range(10))
 def test_a_process_that_ends_at_any_point_loses_no_acknowledged_record(part: int) -> None:
     for point in range(1 + part, POINTS + 1, 10):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
+from campaign import few
 
 from offload import ManagedLedgers, ObjectStoreOffloader
 from offload.env import Env
@@ -344,6 +345,7 @@ def test_ledgers_that_are_woken_every_second_leave_no_old_moments_behind() -> No
     run(scenario)
 
 
+@few("seeds of schedules of an owner; make test has five of twenty", 4)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_schedules_end_with_everything_on_the_tier_and_no_copy(seed: int) -> None:
     """Ledgers come, go, fail and wake in any order. Once all is calm, nothing was forgotten."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from campaign import few
 from managed_world import MANUAL, STREAM, World, bodies, fill, run
 
 from offload.errors import Diverged, Fenced
@@ -242,6 +243,7 @@ def test_a_deposed_owner_does_not_delete_the_stream() -> None:
     run(scenario)
 
 
+@few("seeds of rival owners; make test has ten of forty", 4)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_rivals_leave_one_history_and_lose_no_local_copy(seed: int) -> None:
     async def scenario(world: World) -> None:

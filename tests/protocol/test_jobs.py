@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from campaign import few
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World, chunk, source
 
@@ -204,6 +205,7 @@ def test_a_job_that_is_aborted_before_it_knows_that_it_runs_announces_again(worl
     assert_whole(world, next_offset=8)
 
 
+@few("moments of a rival, a crash or a fault; make test has one of three", 3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
 def test_uploads_of_a_crashed_job_stay_until_it_is_aborted(
@@ -229,6 +231,7 @@ def test_uploads_of_a_crashed_job_stay_until_it_is_aborted(
     assert_whole(world, next_offset=world.root.next_offset)
 
 
+@few("moments of a rival, a crash or a fault; make test has one of three", 3)
 @pytest.mark.parametrize(("number", "fault"), PLACES)
 def test_a_fault_anywhere_in_a_job_is_cured_by_doing_it_again(
     number: int, fault: Fault, world: World
@@ -296,6 +299,7 @@ def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: Wo
     assert_whole(world, next_offset=8)
 
 
+@few("moments of a rival, a crash or a fault; make test has one of three", 3)
 @pytest.mark.parametrize("is_reborn", [False, True])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_deletion_ends_a_job_even_after_a_rebirth(

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from campaign import few
 from protocol_world import KEYS, STREAM, Crash, Ledger, Process, World
 
 from offload.commit.rebuild import JUMP, NUMBER_MAX
@@ -391,6 +392,7 @@ def requests_of_a_join() -> int:
         return len(operator.store.calls)
 
 
+@few("moments of a rival, a crash or a fault; make test has one of three", 3)
 @pytest.mark.parametrize("request_number", range(1, requests_of_a_join()))
 def test_a_killed_join_is_done_by_the_same_command(request_number: int, world: World) -> None:
     old, killed = to_be_joined(world), world.process("killed")
