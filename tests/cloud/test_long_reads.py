@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_cloud import long_reads
@@ -95,7 +96,7 @@ reading = st.tuples(
 ).map(lambda drawn: spans(drawn[0], *drawn[1]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 if CAMPAIGN else 60)
 @given(
     st.lists(reading, min_size=1, max_size=3),
     st.lists(st.sampled_from(["work", "work", "slow", "fail"]), max_size=20),

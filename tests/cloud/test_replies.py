@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
+from campaign import few
 from cloud.calls import DIGITS, Call, Client, get, names, reading
 from cloud.clients import DIRECT_S3, EACH_CLIENT, EACH_DIRECT
 from cloud.gcs import DIRECT_GCS, GCS
@@ -24,6 +25,7 @@ EACH_THAT_CUTS: Final = pytest.mark.parametrize(
 RANGES: Final = ("range", "x-ms-range")
 
 
+@few("replies that each client must refuse; make test has a fifth of them", 5)
 @pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10)), names])
 @EACH_CLIENT
 def test_a_body_that_is_cut_short_is_no_body(client: Client, call: Call) -> None:
@@ -66,6 +68,7 @@ def test_a_server_that_ignores_ranges_is_noticed(client: Client) -> None:
         assert client.of_store(server.url, found) == [b"3456", b"89", b"", b"", b"789"]
 
 
+@few("replies that each client must refuse; make test has a fifth of them", 5)
 @pytest.mark.parametrize(
     ("content_range", "body"),
     [

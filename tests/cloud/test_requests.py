@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from campaign import few
 from certificates import certificate, served
 from cloud.azure import AZURE, DIRECT_AZURE, KEY
 from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get
@@ -29,6 +30,7 @@ MARKS: Final = {"x-amz-request-id": "r", "x-ms-request-id": "r", "x-ms-version":
 # One call is one request
 
 
+@few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_a_request_whose_connection_drops_is_sent_once(client: Client, call: Call) -> None:
     """On a new connection and on a used one: a second request could hide that the first was applied."""
@@ -53,6 +55,7 @@ def test_a_request_whose_connection_drops_is_sent_once(client: Client, call: Cal
     assert [heard.connection for heard in (*new.heard, *used.heard)] == [1, 1, 1]
 
 
+@few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_a_request_that_is_refused_is_sent_once(client: Client, call: Call) -> None:
     """Neither the client nor its HTTP library repeats it."""
@@ -66,6 +69,7 @@ def test_a_request_that_is_refused_is_sent_once(client: Client, call: Call) -> N
     assert len(server.heard) == len(statuses)
 
 
+@few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_no_redirect_is_followed(client: Client, call: Call) -> None:
     """It could lead the bytes and the credentials to a stranger."""
@@ -158,6 +162,7 @@ def pools() -> list[BufferPool]:
 # Wrong addresses
 
 
+@few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_a_call_to_an_address_without_a_server_may_be_tried_again(client: Client, call: Call) -> None:
     """Nothing was sent, so the outcome of a mutation is known. A server may be about to start."""
@@ -182,6 +187,7 @@ def test_a_call_through_an_absent_proxy_may_be_tried_again(client: Client, schem
 # Credentials
 
 
+@few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_requests_are_signed_unless_the_client_is_anonymous(
     client: Client, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 import pytest
+from campaign import few
 from cloud.calls import Call, Client, create, delete, get, names, put, reading
 from cloud.clients import EACH_CLIENT
 from offload_cloud import slow
@@ -90,6 +91,7 @@ def error_of(client: Client, url: str, call: Call) -> OffloadError:
     return client.error_of(url, call, read_timeout_seconds=STALL_SECONDS)
 
 
+@few("calls of each client on a server that stalls; make test has a fifth of them", 5)
 @pytest.mark.parametrize("call", [*MUTATIONS, *READS])
 @EACH_CLIENT
 def test_a_request_that_is_never_answered_ends(client: Client, call: Call) -> None:
@@ -125,6 +127,7 @@ def test_a_reply_that_stops_in_the_middle_of_its_body_ends(client: Client, call:
         assert type(error_of(client, url, call)) is TryAgain
 
 
+@few("calls of each client on a server that stalls; make test has a fifth of them", 5)
 @pytest.mark.parametrize("call", [put, create, delete, get, reading(Span(0, 10)), names])
 @EACH_CLIENT
 def test_a_server_that_sends_one_byte_at_a_time_is_given_up(

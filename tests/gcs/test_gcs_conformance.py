@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import CAMPAIGN, campaign
+from campaign import CAMPAIGN, campaign, few
 from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
@@ -14,15 +14,23 @@ from servers import Running, servers_of
 from offload import Denied, ObjectStoreOffloader, StreamWriter
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
+CASES = few(
+    "cases of clauses on a cloud: each clause keeps some, the other two clouds the rest, and a folder all",
+    3,
+    start=1,
+    whole=("test_keys_are_taken_as_they_are",),  # each client writes keys into its requests by itself
+)
 FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 
+@CASES
 @SERVERS
 class TestGcsStore(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
 
 
+@few("cases of the offloader's clauses on GCS: each clause keeps one of three, and memory has all", 3)
 @SERVERS
 class TestGcsOffloader(OnServer, OffloaderConformance):
     pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import CAMPAIGN, campaign, leaving
+from campaign import CAMPAIGN, campaign, few, leaving
 from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
 from servers import Running, servers_of
@@ -11,6 +11,12 @@ from servers import Running, servers_of
 from offload import Denied
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
+CASES = few(
+    "cases of clauses on a cloud: each clause keeps some, the other two clouds the rest, and a folder all",
+    3,
+    start=0,
+    whole=("test_keys_are_taken_as_they_are",),  # each client writes keys into its requests by itself
+)
 OFFLOADER = campaign("the offloader layer on S3, which takes longest there; GCS has it in make test")
 FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 FAULTS = leaving(
@@ -40,6 +46,7 @@ class Differences:
             request.applymarker(pytest.mark.xfail(reason=reason, raises=Denied, strict=False))
 
 
+@CASES
 @SERVERS
 class TestS3Store(Differences, OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here

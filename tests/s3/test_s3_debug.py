@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from campaign import few
 from cloud.s3 import answers
 from wire import Answer, Heard, wire
 
@@ -20,6 +21,7 @@ SECRETS = {
 }
 
 
+@few("a connection that drops under --debug; make test has an answer and a refusal", 2)
 @pytest.mark.parametrize("answer", [answers, lambda heard: Answer(drop=True), lambda heard: Answer(403)])
 def test_the_debug_log_and_tracebacks_hold_no_credential(answer: Callable[[Heard], Answer]) -> None:
     with wire(answer) as server:
