@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from campaign import few
 from command_line import Ran, offload
 from osiris_data import DATA
 from records.installed import recipes_installed
@@ -46,6 +47,7 @@ def test_a_tier_keeps_its_roots_in_the_service(metadata_server: MetadataServer, 
     }
 
 
+@few("the suite by the URL of PostgreSQL; make test runs it by that of etcd", 2)
 def test_the_suite_runs_on_the_service_by_its_url(metadata_server: MetadataServer) -> None:
     name = f"suite-{uuid4()}"
     clauses = ("store/creates_are_whole", "store/puts_are_whole")

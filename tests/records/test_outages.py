@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from protocol_world import CHUNK_RECORDS, Ledger, source
 from records.in_memory import plugins
 from servers.metadata import MetadataServer
@@ -74,6 +74,7 @@ async def offload_through(
     assert any("root." in key for key in server.records("outage"))
 
 
+@few("kinds of outages of each service; make test has one of each service", 3)
 @down
 def test_a_writer_waits_for_a_service_that_comes_back(
     own_server: MetadataServer, tmp_path: Path, break_: Break
@@ -88,6 +89,7 @@ def test_a_writer_waits_for_a_minute(own_server: MetadataServer, tmp_path: Path,
     asyncio.run(offload_through(own_server, tmp_path, break_, 60.0, {}))
 
 
+@few("kinds of outages of each service; make test has one of each service", 3)
 @down
 def test_an_outage_beyond_patience_is_one_error_and_loses_nothing(
     own_server: MetadataServer, tmp_path: Path, break_: Break

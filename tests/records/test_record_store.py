@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from campaign import few
 from offload_conformance import OffloaderConformance, StoreConformance
 from records.in_memory import LIMITS, MemoryRecords
 
@@ -24,7 +25,12 @@ from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.errors import AlreadyExists, Corrupt, Denied, Misuse
 from offload.store.memory import MemoryStore
 
+RECORDS = few(
+    "cases of clauses on records in memory: each clause keeps one of three, and a plain store has all", 3
+)
 
+
+@RECORDS
 class TestRecordStore(StoreConformance):
     listing_keys = 1_100
 
@@ -39,6 +45,7 @@ class TestRecordStore(StoreConformance):
         return {key.decode() for key in self.rows}
 
 
+@RECORDS
 class TestCommitStore(OffloaderConformance):
     """The roots are records, and the data is on another store."""
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from campaign import keeping
+from campaign import few, keeping
 from faults.actors import Actor, Ground, Moment
 from faults.rig import Audit, assert_sound, bare_store, read_all
 from protocol_world import CHUNK_RECORDS, source
@@ -94,6 +94,7 @@ def judged(ground: Ground, stream: str, end: int) -> None:
     asyncio.run(main())
 
 
+@few("a killed owner on PostgreSQL; make test kills one on etcd", 2)
 @moments("after its create of a root")
 def test_a_killed_owner_is_followed_by_another(ground: Ground, actors: list[Actor], at: str) -> None:
     first, second = actors
@@ -111,6 +112,7 @@ def test_a_killed_owner_is_followed_by_another(ground: Ground, actors: list[Acto
     judged(ground, "orders", end + 4 * CHUNK_RECORDS)
 
 
+@few("an owner that slept on etcd; make test has one on PostgreSQL", 2, start=1)
 @moments("before its create of a root")
 def test_an_owner_that_slept_is_fenced(ground: Ground, actors: list[Actor], at: str) -> None:
     """It wakes at the request before which it slept, sends it, and believes that it still owns the stream."""

@@ -10,6 +10,7 @@ from itertools import count
 from random import Random
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import Asynchronous, Run
@@ -553,7 +554,7 @@ class TestMeteredStore(Asynchronous):
         assert metered.metrics.moved == {"put": 5 + 5, "create": 3 + 3, "put_part": 7, "get": 3}
         assert (metered.metrics.bytes_put, metered.metrics.bytes_got) == (5 + 5 + 3 + 3 + 7, 3)
 
-    @settings(max_examples=100)
+    @settings(max_examples=100 if CAMPAIGN else 30)
     @given(
         st.lists(st.sampled_from(["put", "create", "get", "list", "delete", "upload"]), max_size=15),
         st.integers(0, 2**32),

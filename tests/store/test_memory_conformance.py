@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
@@ -26,6 +26,8 @@ from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
 
 PASSES_ON = campaign("decorators that pass every call on, with all clauses; their own tests are in make test")
+
+CASES = "cases of clauses with a decorator: each clause keeps one of four, and the plain store has all"
 
 
 class InMemory(StoreClauses):
@@ -75,11 +77,13 @@ class TestPlainDecorator(TestMemoryStore):
         return StoreDecorator(super().open_store())
 
 
+@few(CASES, 4)
 class TestRetryingStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return RetryingStore(super().open_store())
 
 
+@few(CASES, 4, start=1)
 class TestLimitedStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return LimitedStore(
@@ -105,6 +109,7 @@ class TestFaultyStoreWithoutFaults(TestMemoryStore):
         return FaultyStore(super().open_store())
 
 
+@few(CASES, 4, start=2)
 class TestPrefixStore(TestMemoryStore):
     @pytest.fixture(autouse=True)
     def neighbours(self, place: None) -> None:
@@ -120,6 +125,7 @@ class TestPrefixStore(TestMemoryStore):
         return {key.removeprefix("a/tier/") for key in self.objects if key not in self.beside}
 
 
+@few(CASES, 4, start=3)
 class TestHashedStore(TestMemoryStore):
     """A store whose lone keys may begin with any text. Listing them takes a full scan."""
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -129,4 +130,6 @@ class PosixMachine(RuleBasedStateMachine):
 
 
 TestPosixIsADict = PosixMachine.TestCase
-TestPosixIsADict.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestPosixIsADict.settings = settings(
+    max_examples=40 if CAMPAIGN else 15, stateful_step_count=25, deadline=None
+)
