@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 
 from simulation.history import simulate
 from simulation.mutants import BY_REPLAY, FOUND_AT, PLANTED
 from simulation.world import Broken, Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
-SEEDS = 600 if CAMPAIGN else 120
-FRESH_SEEDS = 20_000 if CAMPAIGN else 100
+SEEDS = 600 if CAMPAIGN else 40
+FRESH_SEEDS = 20_000 if CAMPAIGN else 30
 
 RARE = (174, 244)
 """Fixed seeds above `SEEDS`: a sweep deletes what a copy replaced, and a stream is shredded."""
@@ -78,6 +78,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert len(first) > 500
 
 
+@few("planted bugs of the simulation; make test has a third of them", 3)
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - BY_REPLAY.keys()))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed among those of CI finds it, and finds it again at the same step."""
