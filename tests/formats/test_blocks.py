@@ -16,6 +16,7 @@ import lz4.block
 import numpy as np
 import pytest
 import zstandard
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_fragments import (
@@ -102,7 +103,7 @@ def plain_of(raw: bytes, tail: FragmentTail, first: int, stop: int) -> bytes:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=50)
+@settings(max_examples=50 if CAMPAIGN else 20)
 @given(chunks=chunk_runs(), data=st.data())
 def test_any_run_of_chunks_reads_back_verbatim(codec: str, chunks: list[bytes], data: st.DataObject) -> None:
     raw = fragment_of(chunks, CODECS[codec])
@@ -115,7 +116,7 @@ def test_any_run_of_chunks_reads_back_verbatim(codec: str, chunks: list[bytes], 
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=50)
+@settings(max_examples=50 if CAMPAIGN else 20)
 @given(chunks=chunk_runs(), size_bytes=st.integers(1, 300_000))
 def test_windows_cover_all_chunks_and_split_no_block(
     codec: str, chunks: list[bytes], size_bytes: int
@@ -136,7 +137,7 @@ def test_windows_cover_all_chunks_and_split_no_block(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=50)
+@settings(max_examples=50 if CAMPAIGN else 20)
 @given(chunks=chunk_runs(), size_bytes=st.integers(1, 300_000), data=st.data())
 def test_windows_of_any_run_of_chunks_share_no_block(
     codec: str, chunks: list[bytes], size_bytes: int, data: st.DataObject
@@ -155,7 +156,7 @@ def test_windows_of_any_run_of_chunks_share_no_block(
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(chunks=chunk_runs())
-@settings(max_examples=30)
+@settings(max_examples=30 if CAMPAIGN else 15)
 def test_a_fragment_is_never_larger_than_its_bound(codec: str, chunks: list[bytes]) -> None:
     verbatim, size = len(fragment_of(chunks)), len(fragment_of(chunks, CODECS[codec]))
 
@@ -163,7 +164,7 @@ def test_a_fragment_is_never_larger_than_its_bound(codec: str, chunks: list[byte
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-@settings(max_examples=50)
+@settings(max_examples=50 if CAMPAIGN else 20)
 @given(chunks=chunk_runs())
 def test_a_block_ends_with_the_chunk_that_brings_it_to_64_kib(codec: str, chunks: list[bytes]) -> None:
     blocks = tail_of(fragment_of(chunks, CODECS[codec])).blocks

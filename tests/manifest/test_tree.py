@@ -13,7 +13,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,7 +272,7 @@ steps = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 100)
+@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 30)
 @given(factors, first_offsets, st.lists(steps, min_size=1, max_size=12), st.data())
 def test_the_tree_answers_as_the_list_does(
     factor: int, first_offset: int, todo: list[tuple[str, int]], data: st.DataObject
@@ -323,6 +323,7 @@ def grown(amount: int, *, factor: int = 3, per_ledger: int = 1) -> Stream:
     return stream
 
 
+@few("sizes of ledgers and groups of a tree; make test has three of eight", 3)
 @pytest.mark.parametrize("per_ledger", [1, 2, 5, 100])
 @pytest.mark.parametrize("factor", [2, 3])
 def test_a_stream_can_be_trimmed_to_its_end_and_grow_again(factor: int, per_ledger: int) -> None:

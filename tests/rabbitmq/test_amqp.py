@@ -11,6 +11,7 @@ from uuid import UUID
 
 import osiris_data
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_rabbitmq.amqp import AmqpMessage, Described, Symbol, Timestamp, data_bodies, decode, to_jsonable
@@ -389,7 +390,7 @@ def test_elements_without_bytes_do_not_multiply() -> None:
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda raw: VALUE + raw))
-@settings(max_examples=400)
+@settings(max_examples=400 if CAMPAIGN else 100)
 def test_arbitrary_bytes_are_a_message_or_corrupt_and_nothing_else(record: bytes) -> None:
     try:
         decoded = decode(record)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_archives import STREAM, archived, odd_chunks
@@ -46,7 +47,7 @@ FOREIGN = b"of another publisher"
 
 
 def test_a_killed_restore_continues_and_publishes_every_message_once() -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=60 if CAMPAIGN else 20)
     @given(KINDS, st.lists(st.integers(0, 12), max_size=4), st.data())
     def prove(kinds: list[str], kills: list[int], data: st.DataObject) -> None:
         chunks, messages = odd_chunks(kinds)
@@ -98,7 +99,7 @@ def test_a_restore_whose_leader_moves_ends_and_the_next_one_completes_it(after: 
 def test_a_restore_changes_nothing_in_a_stream_that_is_not_the_beginning_of_the_archive() -> None:
     """Another publisher wrote before, between or behind the restored messages, or retention deleted some."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=40 if CAMPAIGN else 15)
     @given(st.integers(0, 20), st.integers(0, 20), st.sampled_from(["wrote", "deleted"]))
     def prove(restored: int, place: int, what: str) -> None:
         chunks, messages = odd_chunks(["plain", "batch", "tracking", "plain", "batch", "plain"])
@@ -219,7 +220,7 @@ def test_a_restore_ends_if_its_messages_are_trimmed_meanwhile() -> None:
 
 
 def test_the_map_leads_from_every_old_offset_to_the_same_message() -> None:
-    @settings(max_examples=40)
+    @settings(max_examples=40 if CAMPAIGN else 15)
     @given(KINDS, st.data())
     def prove(kinds: list[str], data: st.DataObject) -> None:
         chunks, messages = odd_chunks(kinds)

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 import pytest
+from campaign import few
 from follower_world import World
 
 from offload import ObjectStoreOffloader
@@ -66,6 +67,7 @@ async def follow(
     return requests, seen.growth, world.clock.now - begun
 
 
+@few("kinds of streams whose costs are estimated; make test has three of eight", 3)
 @pytest.mark.parametrize("asks_broker", [False, True])
 @pytest.mark.parametrize(
     ("chunk_seconds", "chunks_of_ledger", "fragment_size_bytes", "within"),

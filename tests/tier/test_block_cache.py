@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from cache_world import CHUNKS_PER_FRAGMENT, STREAM, CacheWorld, body_at, checked, offsets, run
+from campaign import CAMPAIGN
 from key_world import LABEL, Service
 
 from offload import (
@@ -253,14 +254,14 @@ def test_a_consumer_that_stops_for_an_hour_keeps_nothing_and_goes_on() -> None:
     run(act)
 
 
-def test_ten_thousand_readers_that_close_at_once_leave_nothing() -> None:
+def test_thousands_of_readers_that_close_at_once_leave_nothing() -> None:
     async def act(world: CacheWorld) -> None:
         await world.append(RECORDS)
         committed = (await world.reader()).manifest
         gate = gated(world)
         sources = [
             StreamReader(world.tier, committed, cache=world.cache).messages(number % RECORDS)
-            for number in range(10_000)
+            for number in range(10_000 if CAMPAIGN else 2_000)
         ]
         calls = [asyncio.create_task(anext(each)) for each in sources]
         await turns(20)

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
@@ -223,7 +223,7 @@ def small(*ages: int) -> list[Fragment]:
     return [Fragment(records=1, size_bytes=10, age_seconds=age) for age in ages]
 
 
-@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 50)
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 15)
 @given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
 # The size limit removes the rest of a group that was trimmed in part. A dead fragment of it is young.
 @example(
@@ -286,6 +286,7 @@ def test_groups_of_every_kind_are_trimmed_a_fragment_at_a_time() -> None:
 
 
 class TestWhatGoes:
+    @few("limits of a retention; make test has a quarter of the cases", 4)
     @pytest.mark.parametrize(
         ("retention", "stay"),
         [

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
+from campaign import few
 from key_world import LABEL, Service, World, append, fence, is_encrypted, read, run
 from offload_conformance.ledgers import ledger_of
 from rivals import Process, at_every_moment, crash
@@ -242,6 +243,7 @@ async def begins_again(world: World) -> None:
 class TestRivals:
     """A process and a rival in one event loop. The rival runs at each moment of the process."""
 
+    @few("rivals of a rotation; make test has a reader and a rotation to another label", 3)
     @pytest.mark.parametrize(
         "rival",
         [reads, writes, rotates, lambda world: rotates(world, "other"), lambda w: rotates(w, "other", "old")],

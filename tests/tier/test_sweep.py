@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -305,6 +305,7 @@ def test_a_missing_group_is_an_error_and_condemns_nothing() -> None:
     assert fragments <= yard.objects.keys()
 
 
+@few("boundaries of a trim within groups; make test has four of fifteen", 4)
 @pytest.mark.parametrize("boundary", range(15))
 def test_all_groups_below_a_partly_trimmed_group_stay(boundary: int) -> None:
     """The group names them as long as it exists, and every check follows it."""
@@ -985,7 +986,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 20, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 10, stateful_step_count=40, deadline=None)
 
 
 def test_sweeps_beside_running_syncs_lose_nothing(tmp_path: Path) -> None:

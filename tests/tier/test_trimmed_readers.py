@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from campaign import few
 from offload_conformance import ledger_of
 
 from offload import (
@@ -131,6 +132,7 @@ FACTORS = pytest.mark.parametrize("factor", [2, 3, 1024])
 """Factors with groups of every kind, of some kinds, and without groups."""
 
 
+@few("cuts of a trim in trees of each kind; make test has a quarter", 4)
 @FACTORS
 @pytest.mark.parametrize("before", [1, 2, 5, 16, 19])
 def test_a_late_reader_continues_at_the_new_beginning(factor: int, before: int) -> None:
@@ -200,6 +202,7 @@ def test_a_trimmed_fragment_can_be_read_until_it_is_swept(factor: int) -> None:
     run(main)
 
 
+@few("cuts of a trim in trees of each kind; make test has a quarter", 4)
 @FACTORS
 @pytest.mark.parametrize("before", [1, 2, 3, 7, 12, 19])
 def test_a_reader_after_the_trim_begins_at_the_first_live_fragment(factor: int, before: int) -> None:
@@ -249,6 +252,7 @@ def test_a_time_is_looked_up_in_the_remaining_data(factor: int) -> None:
     run(main)
 
 
+@few("seeds of trims beside a reader; make test has four of fifteen", 4)
 @FACTORS
 @pytest.mark.parametrize("seed", range(5))
 def test_each_offset_is_read_or_reported_as_skipped(factor: int, seed: int) -> None:
@@ -319,6 +323,7 @@ class TestDamage:
     trimmed elsewhere.
     """
 
+    @few("objects that are missing in trees of each kind; make test has a fifth", 5)
     @FACTORS
     @pytest.mark.parametrize("trimmed", [0, 3])
     @pytest.mark.parametrize("ending", ["fragment", "group", "kgroup", "mgroup"])

@@ -10,6 +10,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 import pytest
+from campaign import few
 from key_world import LABEL, Service, World, append, run
 
 from offload import Retention, delete_stream, trim, verify
@@ -481,6 +482,7 @@ async def new_life(world: World) -> None:
 class TestBesideOthers:
     """Another process stands at each of its requests in turn, or does all of its work between two of ours."""
 
+    @few("processes beside a verify of keys; make test has three of eight", 3)
     @pytest.mark.parametrize("keys", [False, True])
     @pytest.mark.parametrize("other", [first_sync, rotation, end_of_the_stream, new_life])
     def test_a_verify_beside_another_process_reports_no_damage(
@@ -501,6 +503,7 @@ class TestBesideOthers:
 
         run(scenario, service=Service(LABEL, "other"))
 
+    @few("processes in the middle of a verify of keys; make test has three of twelve", 5)
     @each_level
     @pytest.mark.parametrize("other", [first_sync, rotation, end_of_the_stream, new_life])
     def test_another_process_in_the_middle_of_a_verify_causes_no_damage(

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from osiris_writer import append_chunks, write_stream
 from small_tier import Objects, marked_chunks
 
@@ -33,7 +33,7 @@ from offload.upkeep.verify.tier import verify
 MANIFEST, CHECKSUM, BYTES = VerifyLevel
 FRAGMENTS = 11
 PAGES = (1, 3, 1000) if CAMPAIGN else (1, 1000)
-STEP = 1 if CAMPAIGN else 3
+STEP = 1 if CAMPAIGN else 7
 """The distance of damaged objects in the list of one kind: `make test` damages every third."""
 
 
@@ -98,6 +98,7 @@ def blamed(tier: Objects | ObjectStore, level: VerifyLevel, *, page_rows_max: in
 
 
 class TestEachLevel:
+    @few("sizes of pages at each level of a verify; make test has one size for each level", 2)
     @pytest.mark.parametrize("level", VerifyLevel)
     @pytest.mark.parametrize("page_rows_max", PAGES)
     def test_a_sound_tier_has_no_damage(
@@ -109,6 +110,7 @@ class TestEachLevel:
         assert report.streams == 2
         assert report.judged_to == max(objects.keys() - {TIER_ANCHOR})
 
+    @few("sizes of pages at each level of a verify; make test has one size for each level", 2)
     @pytest.mark.parametrize("level", VerifyLevel)
     @pytest.mark.parametrize("page_rows_max", PAGES)
     def test_a_missing_fragment_is_named(
@@ -130,6 +132,7 @@ class TestEachLevel:
                 [damage] = verified(objects | {key: changed}, level).damages
                 assert (damage.where, damage.what) == (key, "object size")
 
+    @few("sizes of pages at each level of a verify; make test has one size for each level", 2)
     @pytest.mark.parametrize("level", VerifyLevel)
     @pytest.mark.parametrize("page_rows_max", PAGES)
     def test_a_missing_or_damaged_group_is_named_alone(
@@ -268,7 +271,7 @@ class TestGroupsThatNobodyNames:
         self, objects: Objects, orphan: tuple[str, bytes]
     ) -> None:
         key, raw = orphan
-        for bit in range(0, len(raw) * 8, 41):
+        for bit in range(0, len(raw) * 8, 41 if CAMPAIGN else 211):
             damaged = bytearray(raw)
             damaged[bit // 8] ^= 1 << bit % 8
             report = verified(objects | {key: bytes(damaged)}, BYTES)
@@ -426,7 +429,7 @@ class TestGoingOn:
         keys = sorted({*damaged, *(damage.where for damage in whole.damages)} - {TIER_ANCHOR})
         assert len(whole.damages) == 6
 
-        for stop in {*keys[::5], *(damage.where for damage in whole.damages)}:
+        for stop in {*keys[:: 5 if CAMPAIGN else 17], *(damage.where for damage in whole.damages)}:
             first = self._interrupted(damaged, stop)
             second = verified(damaged, BYTES, after=stop, page_rows_max=4)
             assert first.judged_to == stop

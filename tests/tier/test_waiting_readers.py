@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
+from campaign import CAMPAIGN
 from offload_conformance import ledger_of
 
 from offload import (
@@ -32,7 +33,7 @@ from offload.streams.reader import Messages
 from offload.streams.watch import StreamWatch
 
 STREAM = "orders"
-READERS = 1_000
+READERS = 1_000 if CAMPAIGN else 200
 
 
 class World:
