@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign import few
 from command_line import (
     PROGRAM,
     SOURCE,
@@ -333,6 +334,7 @@ class TestArguments:
         assert done.code == 0
         assert (tmp_path / "a:b/tier.anchor").exists()
 
+    @few("malformed positions; make test has a third of them", 3)
     @pytest.mark.parametrize(
         "spec",
         MALFORMED,

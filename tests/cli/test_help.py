@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import few
 from command_line import offload
 
 from offload.cli.commands import BUILT_IN
@@ -28,6 +29,7 @@ def test_help_is_short_or_long_and_names_every_argument_in_capitals(command: tup
     assert re.findall(r"^  -.*<(?:str|int|float|path|list\S*|int range)>", short.text, re.MULTILINE) == []
 
 
+@few("words that bash completes; make test has a command and a choice", 2)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, campaign
 from command_line import Ran, offload
 from osiris_writer import append_chunks, simple_chunks, write_stream
 from servers import Running, servers_at_risk
@@ -147,6 +147,7 @@ def test_a_cron_loses_nothing_of_a_stream_without_roots(folder: Tier, source: So
     endure(folder, source, rounds=ROUNDS)
 
 
+@campaign("a cron on a server whose stream lost its roots; make test has it on a folder")
 @pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
 def test_a_cron_loses_nothing_of_a_stream_without_roots_on_servers(
     running_server: Running, source: Source

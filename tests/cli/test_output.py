@@ -14,6 +14,7 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from campaign import few
 from command_line import PROGRAM, SOURCE, finish, offload, start, sync
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
@@ -152,6 +153,7 @@ class TestAnyText:
             assert (ran.code, ran.stderr) == (0, "")
             assert shown in ran.stdout or "--help" in command
 
+    @few("languages with and without coercion; make test has two of four", 3)
     @pytest.mark.parametrize("language", ["C", "C.UTF-8"])
     @pytest.mark.parametrize("coercion", ["0", "1"])
     def test_an_error_escapes_a_path_that_is_not_utf_8(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from command_line import PROGRAM, bodies, finish, formula, offload, read, start, sync
 from osiris_data import DATA, MANIFEST, STREAMS, body_of, index_of, segments
 from osiris_writer import TIMESTAMP_MS, simple_chunks, write_stream
@@ -389,6 +389,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestClosedPipes:
+    @few("formats of a read whose pipe is closed; make test has two of three", 2)
     @pytest.mark.parametrize("options", [[], ["--format", "body", "--decode", "amqp"], ["--format", "raw"]])
     def test_the_reader_of_a_pipe_may_close_it(self, large: Path, options: list[str]) -> None:
         process = start("read", large, "large", *options)
@@ -413,6 +414,7 @@ class TestClosedPipes:
         assert json.loads(line)["offset"] == 0
         assert (code, rest, ran.stderr) == (b"0", b"", b"")
 
+    @few("commands that write into a closed pipe; make test has two of four", 2)
     @pytest.mark.parametrize("command", [["ls"], ["inspect", "large"], ["verify"], ["--help"]])
     def test_a_pipe_closed_before_the_first_byte_is_no_error(self, large: Path, command: list[str]) -> None:
         reading, writing = os.pipe()

@@ -34,7 +34,7 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.store import ObjectStore
 from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
 
-ROUNDS = 1000 if CAMPAIGN else 24
+ROUNDS = 1000 if CAMPAIGN else 12
 TLS_ROUNDS = 500 if CAMPAIGN else 12
 ROUNDS_PER_STREAM = 20 if CAMPAIGN else 12
 MORE_MAX = 10

@@ -23,7 +23,7 @@ from osiris_data import MANIFEST
 from servers.session import Session
 
 KILLS = 10 if CAMPAIGN else 1
-WAY = ("folder", "minio", *(("fake-gcs-server", "azurite") if CAMPAIGN else ()), "folder")
+WAY = ("folder", "minio", *(("fake-gcs-server", "azurite", "folder") if CAMPAIGN else ()))
 BODIES = formula(MANIFEST["streams"][STREAM]["messages"])
 
 

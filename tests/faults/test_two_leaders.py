@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, few
 from faults.actors import WAIT_SECONDS, Actor, Ground, Moment, ground_of, jumpy
 from faults.rig import (
     EVERYWHERE,
@@ -149,6 +149,7 @@ def play(ground: Ground, stream: str, act: Callable[[Scene], Coroutine[Any, Any,
     asyncio.run(run())
 
 
+@few("two leaders of a folder; make test has those of a bucket", 2)
 @everywhere
 def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list[Actor]) -> None:
     """Each claims, offloads, is fenced, and claims again. Nobody sweeps, so all can be read afterwards."""
@@ -180,6 +181,7 @@ def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list
     )
 
 
+@few("a writer of a folder that slept; make test has one of a bucket", 2)
 @everywhere
 def test_a_writer_that_slept_is_fenced_and_changes_nothing(ground: Ground, actors: list[Actor]) -> None:
     """A rival claims, appends and trims meanwhile, and two sweeps delete. The stopped request lands late."""
@@ -226,6 +228,7 @@ def test_a_writer_that_slept_is_fenced_and_changes_nothing(ground: Ground, actor
         play(ground, f"slept {name}", partial(act, moment=SLEEPS[name]))
 
 
+@few("a sweep of a bucket that slept; make test has one of a folder", 2, start=1)
 @everywhere
 def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
     ground: Ground, actors: list[Actor]
@@ -294,6 +297,7 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
     play(ground, "swept asleep", act)
 
 
+@few("clocks that jump beside a folder; make test has them beside a bucket", 2)
 @everywhere
 def test_clocks_that_jump_lose_nothing(ground: Ground, actors: list[Actor]) -> None:
     """A writer, a trim by age, and sweeps with both kinds of notes use clocks that jump before each reading.
