@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from campaign import few
 from conformance_box.installed import ROOT, Site
 from offload_conformance import pytest_plugin
 
@@ -96,6 +97,7 @@ def test_the_message_of_a_failure_states_the_expected_and_the_found_value(folder
     assert "AssertionError: assert b'012345678' == b'0123456789'" in out
 
 
+@few("other ways to hang; make test has a call that blocks the event loop", 3, start=1)
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 def test_a_clause_that_hangs_fails_by_name_and_the_command_ends(folder: Path, hang: str) -> None:
     install(folder, hang)
@@ -157,6 +159,7 @@ AUTHOR = """
 """
 
 
+@few("an author's tests on a wheel; make test has them on an editable installation", 2)
 @pytest.mark.parametrize("how", ["editable", "wheel"])
 def test_an_author_s_own_tests_give_the_same_message(
     folder: Path, tmp_path: Path, wheel_site: Path, how: str

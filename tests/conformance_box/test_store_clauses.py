@@ -73,6 +73,7 @@ def test_the_model_makes_few_enough_requests_for_a_slow_server(site: Site) -> No
     assert 500 < asked["requests"] <= 1500
 
 
+@campaign("a seed that repeats calls that fail; make test has one that repeats a walk")
 def test_a_seed_repeats_the_same_calls_and_the_message_shows_them(site: Site) -> None:
     site.install("broken", broken(FORGETS))
 

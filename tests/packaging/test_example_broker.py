@@ -391,7 +391,7 @@ def test_the_page_of_the_example_shows_what_happens(tmp_path: Path) -> None:
         },
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

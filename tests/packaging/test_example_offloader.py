@@ -46,7 +46,7 @@ def tier(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
     return url
 
 
-@campaign("the example's own tests; the conformance command asks most of their clauses here")
+@campaign("the example's own tests; the conformance command asks a third of their clauses here")
 def test_the_offloader_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
     """Its own tests, the conformance classes, pass on the installed distribution."""
     done = subprocess.run(
@@ -68,11 +68,11 @@ def test_the_conformance_command_finds_no_failure(
 ) -> None:
     """Only the clauses that look into the store cannot be run from outside. All others run and pass.
 
-    The list of more streams than a page holds takes as long as the rest: the campaign has it.
+    `make test` asks the clauses whose names begin with a to d, and the campaign all.
     """
     monkeypatch.syspath_prepend(installed)
     report = tmp_path / "report.json"
-    wanted = ["contract"] if CAMPAIGN else ["contract/[!s]*", "contract/s*_[!a]*_*[!d]"]
+    wanted = ["contract"] if CAMPAIGN else ["contract/[a-d]*"]
 
     url = f"sqlite-ledger://{tmp_path / 'place'}"
     select = [word for each in wanted for word in ("--select", each)]

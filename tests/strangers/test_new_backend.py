@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import few
 from command_line import contents, offload
 from strangers.suites import environment, outcomes, run
 
 KINDS = ("store", "offloader")
 
 
+@few("the skeleton of a store, clause by clause; make test has that of an offloader", 2, start=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_clause_fails_because_of_the_missing_code(tmp_path: Path, kind: str) -> None:
     """Only capabilities, the URL and uploads pass. The skeleton has the first two, and declares uploads
