@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from campaign import campaign
 from foreign_tier import LinesCatalogue, write_lines
 from offload_conformance import ledger_of
 from spark.conftest import SQLITE_LEDGER
@@ -57,6 +58,7 @@ def test_a_file_that_is_lost_during_a_read_fails_its_task(lines: Path) -> None:
     assert [row[2] for row in rest] == [4, 5, 6]
 
 
+@campaign("Spark over other catalogues; make test plans and scans them without Spark")
 def test_spark_counts_the_records_of_both(
     spark: SparkSession, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import osiris_data
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from command_line import offload
 from offload_spark.jobs.compact import compact, give_up
 from offload_spark.scan import _tables_of
@@ -221,6 +221,7 @@ def check_next_run(spark: SparkSession, finely_cut: str, url: str, when: str) ->
     assert fragments(url) == named(url)
 
 
+@few("a driver that dies before its second commit; make test has one that dies after it", 2, start=1)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_resumes_after_its_driver_died_at_its_second_commit(
     spark: SparkSession, finely_cut: str, url: str, when: str

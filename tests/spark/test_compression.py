@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from campaign import campaign
 from command_line import bodies, offload
 from offload_spark import append
 
@@ -30,6 +31,7 @@ def frame(spark: SparkSession, first: int, stop: int) -> DataFrame:
     return spark.range(first, stop, 1, 1).selectExpr("id AS offset", text)
 
 
+@campaign("a compressed write by Spark; make test has the codec of its jobs")
 def test_a_write_stores_its_compression_and_a_new_tier_has_it_as_default(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from campaign import campaign
 from offload_conformance import ledger_of
 from offload_spark.planning import PlannedPart
 from offload_spark.tailing import Mark, TailLimit, initial, latest, plan_between
@@ -128,6 +129,7 @@ def test_a_plan_of_a_stream_without_parts_costs_one_listing_more_than_its_view(m
     assert [name for name, _ in made.store.calls] == ["list", *of_view]
 
 
+@campaign("Spark over the parts of a stream; make test plans and reads them without Spark")
 def test_spark_counts_the_records_of_each_part(spark: SparkSession, tmp_path: Path) -> None:
     with Blocking(str(tmp_path)) as made:
         fill(made)

@@ -51,6 +51,7 @@ def test_a_folder_gives_every_stream_whole(spark: SparkSession, tier: str) -> No
     check_all_streams(frame(spark, tier, decode="amqp"))
 
 
+@campaign("a tier of real streams on a server; make test writes a frame to MinIO and reads it")
 @pytest.mark.parametrize("elsewhere", EVERY_SERVER, indirect=True)
 def test_a_server_gives_every_stream_whole(
     spark: SparkSession, elsewhere: tuple[str, dict[str, Any]]
@@ -154,6 +155,7 @@ def test_a_mistake_is_one_plain_message(spark: SparkSession, tier: str) -> None:
         spark.read.schema("topic string").format("offload").load(tier).count()
 
 
+@campaign("a session that registered nothing; make test has one that registered the format")
 def test_a_session_that_registered_nothing_finds_the_format(spark: SparkSession, tier: str) -> None:
     """Spark finds it by the name of the module `pyspark_offload`. Filters are then not pushed down."""
     fresh = spark.newSession()

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
-from campaign import CAMPAIGN
+from campaign import CAMPAIGN, campaign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_spark.framing import Framer
@@ -38,7 +38,7 @@ def commits_max(tasks: int) -> float:
     return 2 + tasks / 64
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if CAMPAIGN else 8, deadline=None)
 @given(
     data=st.data(),
     tasks=st.integers(1, 400 if CAMPAIGN else 130),
@@ -101,6 +101,7 @@ def test_tasks_that_all_begin_at_once_announce_for_each_other(tasks: int) -> Non
     asyncio.run(main())
 
 
+@campaign("commits of a write by Spark; make test counts those of its tasks without Spark")
 def test_a_write_by_spark_needs_few_commits(spark: SparkSession, tmp_path: Path) -> None:
     tasks, url = 130 if CAMPAIGN else 8, str(tmp_path / "tier")
 

@@ -74,6 +74,7 @@ def url(tmp_path: Path) -> str:
     return url
 
 
+@campaign("a streaming read alone; make test has a query from a stream to a stream, with a repeated batch")
 def test_a_query_repeats_a_batch_whose_end_was_not_recorded_and_continues_after_it(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:

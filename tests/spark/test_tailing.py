@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
@@ -61,7 +62,7 @@ def grow(made: Tier, stream: str, *, records: int, first_offset: int) -> None:
     made.write(stream, [ledger_of(records, first_offset=first_offset)])
 
 
-@settings(max_examples=25)
+@settings(max_examples=25 if CAMPAIGN else 8)
 @given(
     steps=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), max_size=5),
     rows=st.none() | st.integers(1, 20),

@@ -74,6 +74,7 @@ def test_a_frame_is_written_to_a_bucket_and_read_back(spark: SparkSession, bucke
     assert not running(bucket.url, **bucket.options)
 
 
+@campaign("a frame with an id that is written twice; make test appends twice with one id")
 def test_a_write_with_an_id_is_applied_once(spark: SparkSession, tmp_path: Path) -> None:
     """The first one is of rows in any order, put in order as docs/spark.md shows."""
     url = str(tmp_path)
@@ -133,6 +134,7 @@ def test_overwriting_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         rows(spark, 0, 10).write.format("offload").mode("overwrite").option("stream", "a").save(str(tmp_path))
 
 
+@campaign("a task of a write that Spark tries again; make test has one of a copy")
 def test_a_task_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
     def fails_once(batches: Iterable[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -236,6 +238,7 @@ def test_rows_without_offsets_get_the_next_offsets(spark: SparkSession, tmp_path
     check(spark, url, 250)
 
 
+@campaign("batches of any query; make test has the batches of a query that writes")
 def test_batches_of_any_query_are_appended_once(spark: SparkSession, tmp_path: Path) -> None:
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     write(rows(spark, 0, 120, tasks=1), source)
