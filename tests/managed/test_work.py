@@ -11,10 +11,12 @@ from managed_world import MANUAL, STREAM, World, bodies, fill, run
 from offload import StreamWriter
 from offload.contracts.events import StreamPaused, StreamResumed
 from offload.contracts.log import LocalLedger
-from offload.errors import Fenced, StreamDeleted, Throttled
+from offload.errors import Diverged, Fenced, StreamDeleted, Throttled, TryAgain
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.budget import ByteBudget
+from offload.managed.chores import RETRY_SECONDS_MAX, Chore
 from offload.managed.ledger import LedgerState, ManagedLedger
+from offload.managed.ledgers import ManagedLedgers
 from offload.managed.policy import LedgerPolicy, WhenFull
 from offload.streams.choice import ReadPriority
 from offload.upkeep.retention import Retention, delete_stream, trim
@@ -198,5 +200,70 @@ def test_a_reader_that_finds_an_older_tombstone_does_not_fence_a_new_stream() ->
 
         assert ledger.state is LedgerState.OPEN
         assert await ledger.append([b"more"]) == 1
+
+    run(scenario)
+
+
+def test_a_chore_that_fails_is_tried_again_after_longer_and_longer_times() -> None:
+    async def scenario(world: World) -> None:
+        runs, pauses = 0, list[float]()
+
+        async def fail() -> None:
+            nonlocal runs
+            runs += 1
+            raise TryAgain("the store does not answer")
+
+        chore = Chore(run=fail, due_seconds=lambda: 0.0, env=world.env())
+        for _ in range(12):
+            await chore.turn()
+            await chore.turn()  # too early
+            pauses.append(chore.seconds)
+            world.clock.now += chore.seconds
+
+        assert runs == 12
+        assert max(pauses[:1]) <= 1
+        assert 10 < max(pauses) <= RETRY_SECONDS_MAX
+        assert chore.pause is None
+
+    run(scenario)
+
+
+def test_a_read_does_not_deliver_what_a_rival_has_written_behind_the_end_of_the_log() -> None:
+    """It begins on the tier, where the local copy is gone, and the tier goes on beyond this log."""
+
+    async def scenario(world: World) -> None:
+        owner = await world.open(LAG)
+        records = await fill(owner, 5, 5)
+        await owner.step()
+        world.clock.now += 61
+        await owner.step()
+        rival = await World(clock=world.clock, disk=world.copied_disk(), store=world.store).open(LAG)
+        await fill(rival, 0, 5, 0)
+        await rival.step()
+        found: list[bytes] = []
+
+        async def read() -> None:
+            async for batch in owner.read(0):
+                found.extend(batch.bodies)
+
+        with pytest.raises((Diverged, Fenced)):
+            await read()
+
+        assert found == records[: len(found)]
+        with pytest.raises((Diverged, Fenced)):
+            await owner.append([b"more"])
+
+    run(scenario)
+
+
+def test_a_ledger_that_is_woken_again_and_again_leaves_no_moments_behind() -> None:
+    async def scenario(world: World) -> None:
+        async with ManagedLedgers(world.tier(), env=world.env()) as ledgers:
+            ledger = await ledgers.open(MemoryLog(STREAM))
+            await turns()
+            for rank in range(1000):
+                ledgers._wake(ledger, 3000 - rank)
+
+            assert len(ledgers._heap) < 200
 
     run(scenario)
