@@ -20,7 +20,7 @@ from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import OFFSET_MAX
 
-__all__ = ["EntryTree", "Tree"]
+__all__ = ["EntryTree", "Tree", "no_groups"]
 
 
 LoadGroup = Callable[[CommittedStream, Entries], Awaitable[Entries]]

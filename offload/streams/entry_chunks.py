@@ -33,7 +33,7 @@ from offload.formats.entries import RECORD_SIZE_BYTES_MAX, encode_run
 from offload.model.chunk_table import CHUNK_TABLE, WINDOW_SIZE_BYTES, ChunkTable, ChunkType
 from offload.streams.entry_offsets import NumberedLedger
 
-__all__ = ["read_run"]
+__all__ = ["EntryHandle", "read_run"]
 
 
 CHUNK_DATA_SIZE_BYTES: Final = 2**20

@@ -29,7 +29,7 @@ from offload.formats.chunk import ChunkHeader
 from offload.model.manifest import CommittedStream, Manifest
 from offload.streams.history import last_chunk
 
-__all__ = ["first_offset_of_ledger"]
+__all__ = ["ListedLedger", "NumberedLedger", "first_offset_of_ledger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
