@@ -42,6 +42,11 @@ class BucketLedger(EntryLedger):
         self._first, *self._others = attempts
 
     @property
+    def attempts(self) -> Sequence[PulsarLedger]:
+        """The whole attempts."""
+        return (self._first, *self._others)
+
+    @property
     def ledger_id(self) -> int:
         """The id of the ledger."""
         return self._first.ledger_id
@@ -96,7 +101,7 @@ class BucketLedger(EntryLedger):
 
     async def aclose(self) -> None:
         """Forget what was read."""
-        for each in (self._first, *self._others):
+        for each in self.attempts:
             await each.aclose()
 
 

@@ -85,15 +85,15 @@ class PulsarCatalogue(Catalogue):
     async def view(self, stream: str) -> PulsarView:
         """Return the ledgers that are there now. Each index is read once, by this process.
 
-        Raises `Corrupt` if the oldest ledger cannot be read. The stream ends before any other that cannot be
-        read; `offload pulsar verify` names all of them.
+        Raises `Corrupt` if a ledger cannot be opened, or if two attempts on it state different entries. A
+        view without it would be that of a shorter stream, which looks whole.
         """
         numbered, end = list[NumberedLedger](), 0
         for ledger in await self._source.ledgers_of(stream):
             if isinstance(ledger, Corrupt):
-                if not numbered:
-                    raise ledger.within(ledger.where, stream=stream)
-                break
+                raise ledger.within(ledger.where, stream=stream)
+            assert isinstance(ledger, BucketLedger), "a bucket has no others"
+            _check_attempts(ledger, stream)
             numbered.append(NumberedLedger(ListedLedger.of(ledger, stream), end))
             end += ledger.last_entry + 1
         if not numbered:
@@ -121,6 +121,20 @@ class PulsarCatalogue(Catalogue):
     async def aclose(self) -> None:
         """Close the store."""
         await self._source.aclose()
+
+
+def _check_attempts(ledger: BucketLedger, stream: str) -> None:
+    """Raise `Corrupt` if the indexes of two attempts state different entries. Only a copy reads them all."""
+    first, *others = ledger.attempts
+    for other in others:
+        if (other.last_entry, other.length) != (first.last_entry, first.length):
+            raise Corrupt(
+                f"index of ledger {ledger.ledger_id}, which was offloaded twice",
+                other.where,
+                expected=f"{first.last_entry + 1} entries of {first.length} bytes, as in {first.where}",
+                found=f"{other.last_entry + 1} entries of {other.length} bytes",
+                stream=stream,
+            )
 
 
 def _blocks_of(numbered: NumberedLedger) -> list[Entry]:

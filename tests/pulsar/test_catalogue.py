@@ -187,19 +187,54 @@ def test_verify_reads_every_block_and_names_the_damaged_one() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_ends_before_a_ledger_that_cannot_be_read() -> None:
+@pytest.mark.parametrize("ledger_id", [3, 9, 12])
+@pytest.mark.parametrize("what", ["no data", "a cut index"])
+def test_a_stream_with_a_ledger_that_cannot_be_read_is_damage_and_never_a_shorter_stream(
+    ledger_id: int, what: str
+) -> None:
+    """A view that ended before it would look whole: `verify` would find nothing, and Spark count less."""
+
     async def main() -> None:
         world = World()
-        await world.offload(3)
-        key = await world.offload(9)
-        await world.offload(12)
-        await world.store.delete([str(key)])
-        assert await world.read() == ENTRIES
-        await world.delete(3)
+        keys = {each: await world.offload(each) for each in (3, 9, 12)}
+        key = keys[ledger_id]
+        if what == "no data":
+            await world.store.delete([str(key)])
+        else:
+            whole = world.store.objects[str(key.index)]
+            world.store.objects[str(key.index)] = type(whole).of(bytes(whole)[:-3], whole.metadata)
+
         with pytest.raises(Corrupt, match=str(key)):
             await world.tier.view(ORDERS)
+        [damage] = (await verify(world.tier)).damages
+        assert (damage.stream, str(key) in damage.where) == (ORDERS, True)
 
     asyncio.run(main())
+
+
+def test_two_attempts_that_state_different_entries_have_no_view() -> None:
+    async def main() -> None:
+        world = World()
+        keys = [await world.offload(3), await world.offload(3, ENTRIES[:-1])]
+        with pytest.raises(Corrupt, match="twice") as raised:
+            await world.tier.view(ORDERS)
+        assert all(str(key) in str(raised.value) for key in keys)
+
+    asyncio.run(main())
+
+
+def test_ls_names_a_damaged_stream_and_lists_the_others(folder: str) -> None:
+    place = Path(folder.removeprefix("pulsar+file://"))
+    for path in [*place.iterdir()]:  # no index says of which ledger it is
+        (place / path.name.replace("-ledger-7", "-ledger-8")).write_bytes(path.read_bytes())
+    [index] = place.glob("*-ledger-7-index")
+    index.write_bytes(b"\0" + index.read_bytes()[1:])
+
+    ran = offload("ls", folder, "--json")
+
+    assert ran.code == 1
+    assert index.name in ran.stderr
+    assert [row["stream"] for row in ran.objects] == ["ledger-8"]
 
 
 def test_nothing_that_changes_a_tier_takes_it() -> None:
