@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ from offload_pulsar.bucket import PulsarBucket
 from offload_pulsar.bucket_argument import AsJson, Bucket, opened, plain_url
 from offload_pulsar.export_command import export
 from offload_pulsar.ledger_metadata import METADATA_SIZE_BYTES_MAX, LedgerInfo, managed_ledger_info
-from offload_pulsar.scanning import BucketScan, NamedAttempts
+from offload_pulsar.scanning import BucketScan, NamedAttempts, scan_bucket
 from offload_pulsar.verifying import BucketReport, verify_bucket
 
 app = typer.Typer(help="Look into Pulsar's buckets, verify them, and write them.", no_args_is_help=True)
@@ -70,12 +69,9 @@ def scan(
         if managed_ledger is not None and not PulsarBucket(store).keeps_metadata:
             raise Usage(f"--managed-ledger: {store.url} keeps no metadata, so no object has a name")
         with progress(json=json) as show:
-            async with aclosing(PulsarBucket(store).scan()) as attempts:
-                async for each in attempts:
-                    if managed_ledger in (None, each.managed_ledger):
-                        found.add(each)
-                    show(_scanned(found))
-        found.end()
+            await scan_bucket(
+                store, found, managed_ledger=managed_ledger, progress=lambda seen: show(_scanned(seen))
+            )
         if not PulsarBucket(store).keeps_metadata:
             print_note(f"{store.url} keeps no metadata: the topics of its ledgers are not known")
 
@@ -162,6 +158,8 @@ def _show_scan(found: BucketScan) -> None:
         ),
     )
     _show_strangers(found.strangers, found.stranger_count)
+    for key in found.unfinished_uploads:
+        print_note(f"{key}: an upload that never ended, or that is running; its parts are stored")
     for name, count, size in found.totals():
         print_note(f"{counted(count, 'attempt')}, {size_text(size)}: {name}")
 

@@ -18,15 +18,18 @@ next attempt deletes it. Nobody's objects may belong to topics whose metadata wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from offload_pulsar.bucket import FoundAttempt
+from offload.contracts.store import ObjectStore
+from offload_pulsar.bucket import FoundAttempt, PulsarBucket
 from offload_pulsar.ledger_metadata import LedgerInfo, OffloadContext
+from offload_pulsar.names import PulsarKey
 
-__all__ = ["BucketScan", "NamedAttempts", "ScannedAttempt"]
+__all__ = ["BucketScan", "NamedAttempts", "ScannedAttempt", "scan_bucket"]
 
 
 MISSING: Final = "missing"
@@ -125,6 +128,26 @@ def _missing(context: OffloadContext) -> str:
     return LOST if context.is_deleted_from_bookkeeper else MISSING
 
 
+async def scan_bucket(
+    store: ObjectStore,
+    found: BucketScan,
+    *,
+    managed_ledger: str | None = None,
+    progress: Callable[[BucketScan], None] = lambda found: None,
+) -> None:
+    """Add everything in `store` to `found`, or only what has the name `managed_ledger`."""
+    async with aclosing(PulsarBucket(store).scan()) as attempts:
+        async for each in attempts:
+            if managed_ledger in (None, each.managed_ledger):
+                found.add(each)
+            progress(found)
+    if managed_ledger is None:  # an upload has no name yet
+        uploads = [each.key for each in await store.unfinished_uploads("")]
+        found.unfinished_uploads += [key for key in uploads if PulsarKey.parse(key) is not None]
+    if found.named is not None:
+        found.attempts += found.named.missing()
+
+
 @dataclass(slots=True, kw_only=True)
 class BucketScan:
     """The result of a scan. `named` is None if no metadata was given."""
@@ -134,6 +157,10 @@ class BucketScan:
     strangers: list[str] = field(default_factory=list)
     stranger_count: int = 0
     stranger_size_bytes: int = 0
+    unfinished_uploads: list[str] = field(default_factory=list)
+    """The keys of uploads that never ended, or that are running. Their parts are stored, and no listing of
+    objects has them. Not every store can list them."""
+
     size_bytes: int = 0
     objects: int = 0
 
@@ -160,11 +187,6 @@ class BucketScan:
             )
         )
 
-    def end(self) -> None:
-        """Add the attempts that are named and were not found. Call it once, behind the last `add`."""
-        if self.named is not None:
-            self.attempts += self.named.missing()
-
     @property
     def is_bad(self) -> bool:
         """True if data is missing."""
@@ -185,6 +207,7 @@ class BucketScan:
             "objects": self.objects,
             "bytes": self.size_bytes,
             "attempts": [each.as_json() for each in self.attempts],
+            "unfinished_uploads": self.unfinished_uploads,
             "strangers": {"objects": self.stranger_count, "bytes": self.stranger_size_bytes},
             "totals": [
                 {"finding": name, "attempts": count, "bytes": size} for name, count, size in self.totals()

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 from command_line import Ran, offload
-from offload_pulsar import LedgerInfo, OffloadContext, PulsarBucket, managed_ledger_info
+from offload_pulsar import LedgerInfo, OffloadContext, PulsarKey, managed_ledger_info
 from offload_pulsar.ledger_metadata import encode_managed_ledger_info, message_class
-from offload_pulsar.scanning import BucketScan, NamedAttempts
+from offload_pulsar.scanning import BucketScan, NamedAttempts, scan_bucket
 from pulsar_sets import DATA, SETS, objects_of, store_of, uid_of
 
 from offload.contracts.store import Body
@@ -49,9 +49,7 @@ def rows(ran: Ran) -> dict[str, list[str]]:
 def scanned(store: MemoryStore, named: NamedAttempts | None = None) -> BucketScan:
     async def main() -> BucketScan:
         found = BucketScan(named=named)
-        async for each in PulsarBucket(store).scan():
-            found.add(each)
-        found.end()
+        await scan_bucket(store, found)
         return found
 
     return asyncio.run(main())
@@ -214,6 +212,20 @@ def test_a_name_that_escapes_is_printed_on_one_line() -> None:
     [found] = scanned(asyncio.run(main())).attempts
 
     assert found.managed_ledger == name
+
+
+def test_uploads_of_pulsar_that_never_ended_are_named() -> None:
+    key = str(PulsarKey(OTHER, 7))
+
+    async def main() -> MemoryStore:
+        store = await store_of("one-entry")
+        for each in (key, "stranger"):
+            await (await store.start_upload(each)).put_part(1, b"part")
+        return store
+
+    found = scanned(asyncio.run(main()))
+
+    assert found.unfinished_uploads == found.as_json()["unfinished_uploads"] == [key]
 
 
 def test_an_attempt_that_is_named_by_another_ledger_is_nobodys() -> None:
