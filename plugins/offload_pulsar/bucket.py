@@ -124,6 +124,7 @@ class PulsarBucket:
             metadata = LedgerMetadata.of(length=ledger.length, last_entry=ledger.last_entry)
         if (metadata.length, metadata.last_entry) != (ledger.length, ledger.last_entry):
             raise Misuse(f"the metadata of {where} has another length or last entry than the ledger")
+        self._cutter(ledger, where)  # raises before anything is sent
         key = PulsarKey(uid, ledger.ledger_id)
         kept = self._metadata(names, key)
         if self._store.capabilities.multipart:
@@ -294,15 +295,17 @@ class PulsarBucket:
             raise
         return firsts, sizes
 
-    async def _blocks(self, ledger: EntryLedger, where: str) -> AsyncIterator[CutBlock]:
-        """Yield the blocks of a ledger, in order."""
-        at = 0
-        cutter = BlockCutter(
+    def _cutter(self, ledger: EntryLedger, where: str) -> BlockCutter:
+        return BlockCutter(
             last_entry=ledger.last_entry,
             length=ledger.length,
             block_size_bytes_max=self._block_size_bytes_max,
             where=where,
         )
+
+    async def _blocks(self, ledger: EntryLedger, where: str) -> AsyncIterator[CutBlock]:
+        """Yield the blocks of a ledger, in order."""
+        at, cutter = 0, self._cutter(ledger, where)
         while at <= ledger.last_entry:
             run = await read_run(ledger, at, ledger.last_entry, size_bytes=RUN_SIZE_BYTES, where=where)
             for block in cutter.add(run.data, run.starts, run.ends):
