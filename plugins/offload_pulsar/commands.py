@@ -130,8 +130,8 @@ def _records(paths: Sequence[Path]) -> Iterator[LedgerInfo]:
         except OffloadError as error:
             raise Usage(f"--metadata: {error}") from error
         offloaded = sum(each.offloaded is not None for each in records)
-        names = counted(len(records), "ledger")
-        print_note(f"{path} names {names}, of which {offloaded} have an attempt to offload")
+        attempts = counted(offloaded, "attempt to offload", "attempts to offload")
+        print_note(f"{path} names {counted(len(records), 'ledger')} and {attempts}")
         yield from records
 
 
@@ -213,6 +213,6 @@ def _left_open(report: BucketReport) -> str:
     if not others:
         return f"not proved: Pulsar's format has no checksums, but {proved}, so their payloads are sound"
     return (
-        f"not proved: Pulsar's format has no checksums. {proved}. {others} others have none: "
-        "a changed byte in their payloads is not found"
+        f"not proved: Pulsar's format has no checksums. {proved}. In {counted(others, 'other', 'others')} "
+        "a changed byte of the payload is not found"
     )

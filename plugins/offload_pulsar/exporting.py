@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
+import numpy as np
+
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.entries import EntryLedger, EntryRun
 from offload.env import Env
@@ -58,12 +60,11 @@ def driver_metadata(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLedger:
-    """A ledger of a stream on a tier: its offsets, and the time of its newest record."""
+    """A ledger of a stream on a tier, and its offsets."""
 
     ledger_id: int
     first_offset: int
     next_offset: int
-    last_timestamp_ms: int
     messages: int
 
     @property
@@ -77,7 +78,6 @@ class StreamLedger:
             ledger_id=self.ledger_id,
             first_offset=self.first_offset,
             next_offset=more.next_offset,
-            last_timestamp_ms=max(self.last_timestamp_ms, more.last_timestamp_ms),
             messages=self.messages + more.messages,
         )
 
@@ -122,11 +122,11 @@ async def plan_export(view: StreamView, *, with_oldest: bool, with_newest: bool)
 
 async def _ledgers_of(view: StreamView) -> list[StreamLedger]:
     """Return the ledgers of a stream. Neighbouring fragments of one ledger are one."""
-    names = ("ledger_id", "first_offset", "records", "messages", "last_timestamp_ms")
+    names = ("ledger_id", "first_offset", "records", "messages")
     ledgers: list[StreamLedger] = []
     async with aclosing(view.walk()) as runs:
         async for rows in runs:
-            for ledger_id, first, records, messages, latest in zip(
+            for ledger_id, first, records, messages in zip(
                 *(rows[name].tolist() for name in names), strict=True
             ):
                 if ledgers and ledger_id < ledgers[-1].ledger_id:
@@ -137,7 +137,6 @@ async def _ledgers_of(view: StreamView) -> list[StreamLedger]:
                     ledger_id=ledger_id,
                     first_offset=first,
                     next_offset=first + records,
-                    last_timestamp_ms=latest,
                     messages=messages,
                 )
                 if ledgers and ledger_id == ledgers[-1].ledger_id:
@@ -153,7 +152,7 @@ class TierLedger(EntryLedger):
     of its newest chunk.
     """
 
-    __slots__ = ("_at", "_length", "_messages", "_planned", "_progress", "_reader", "_waiting")
+    __slots__ = ("_at", "_closed_ms", "_length", "_messages", "_planned", "_progress", "_reader", "_waiting")
 
     is_sealed = True
 
@@ -162,9 +161,11 @@ class TierLedger(EntryLedger):
         reader: StreamReader,
         planned: StreamLedger,
         length: int,
+        closed_ms: int,
         progress: Callable[[int, int], None],
     ) -> None:
-        self._reader, self._planned, self._length, self._progress = reader, planned, length, progress
+        self._reader, self._planned, self._progress = reader, planned, progress
+        self._length, self._closed_ms = length, closed_ms
         self._messages: AsyncGenerator[Messages, None] | None = None
         self._waiting: Messages | None = None
         self._at = 0
@@ -178,12 +179,13 @@ class TierLedger(EntryLedger):
         Pulsar's blocks depend on the length of the whole ledger, and the index of a tier has it only with
         the framing of chunks.
         """
-        ledger, length, entry = cls(reader, planned, 0, progress), 0, 0
+        ledger, length, newest_ms, entry = cls(reader, planned, 0, 0, progress), 0, 0, 0
         while entry <= ledger.last_entry:
             run = await ledger.entries(entry, ledger.last_entry, size_bytes=RUN_SIZE_BYTES)
             length, entry = length + len(run.data), entry + len(run.starts)
+            newest_ms = max(newest_ms, int(np.max(run.timestamps_ms)))
         await ledger.aclose()
-        return cls(reader, planned, length, progress)
+        return cls(reader, planned, length, newest_ms, progress)
 
     @property
     def ledger_id(self) -> int:
@@ -202,8 +204,8 @@ class TierLedger(EntryLedger):
 
     @property
     def closed_ms(self) -> int | None:
-        """The time of the newest record."""
-        return self._planned.last_timestamp_ms
+        """The time of the newest record, as it was read: an entry of a manifest may have a bound alone."""
+        return self._closed_ms
 
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         """Return entries of one chunk of the tier, or of several small ones."""
@@ -273,16 +275,16 @@ class Export:
             was_there = uid is not None
             if uid is None:
                 uid = self.env.uuid()
-                await self._write(ledger, planned, uid)
+                await self._write(ledger, uid)
             else:
                 await self._compare(ledger, uid)
             yield ExportedLedger(record=self._record(ledger, uid), was_there=was_there)
 
-    async def _write(self, ledger: TierLedger, planned: StreamLedger, uid: UUID) -> None:
+    async def _write(self, ledger: TierLedger, uid: UUID) -> None:
         metadata = LedgerMetadata.of(
             length=ledger.length,
             last_entry=ledger.last_entry,
-            ctime_ms=planned.last_timestamp_ms,
+            ctime_ms=ledger.closed_ms,
             custom={
                 "application": b"pulsar",
                 "component": b"managed-ledger",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from offload_pulsar import LedgerInfo, PulsarBucket, managed_ledger_info
 from offload_pulsar.exporting import StreamLedger, TierLedger
 from osiris_data import DATA as RABBITMQ
-from pulsar_sets import SETS, entries_of
+from pulsar_sets import DATA, SETS, entries_of, objects_of
 
 from offload import (
     MemoryHandle,
@@ -36,6 +36,7 @@ LEDGERS: Ledgers = {
     9: [b"%d" % number * (number % 50) for number in range(300)],
     2**40: [b"last"],
 }
+MESSAGES = [*map(json.loads, (DATA / "messages" / "expected.jsonl").read_bytes().splitlines())]
 
 
 async def write(tier: Any, ledgers: Ledgers, *, first_offset: int = 0, in_chunk: int = 7) -> None:
@@ -257,10 +258,9 @@ class TestLedger:
                 ledger_id=7,
                 first_offset=0,
                 next_offset=len(entries),
-                last_timestamp_ms=0,
                 messages=len(entries),
             )
-            ledger = TierLedger(reader, planned, sum(sizes), lambda entries, size: None)
+            ledger = TierLedger(reader, planned, sum(sizes), 0, lambda entries, size: None)
             found, at = list[bytes](), min(first, len(entries) - 1)
             while at < len(entries):
                 last = min(at + step - 1, len(entries) - 1)
@@ -284,13 +284,25 @@ class TestLedger:
             await tier.open(create=True)
             await write(tier, {7: [b"x"]})
             reader = await StreamReader.open(tier, "orders")
-            planned = StreamLedger(
-                ledger_id=7, first_offset=0, next_offset=5, last_timestamp_ms=0, messages=5
-            )
+            planned = StreamLedger(ledger_id=7, first_offset=0, next_offset=5, messages=5)
             with pytest.raises(Corrupt, match="expected offset 1, found the end"):
                 await TierLedger.measured(reader, planned, lambda entries, size: None)
 
         asyncio.run(main())
+
+
+def test_a_bucket_of_pulsar_can_be_exported_itself(tmp_path: Path, bucket: Path) -> None:
+    (folder := tmp_path / "theirs").mkdir()
+    for row, data in objects_of("messages"):
+        (folder / row["key"]).write_bytes(data)
+
+    options = ("--newest", "--block-size", SETS["messages"]["max_block_size"], "--json")
+    ran = offload("pulsar", "export", f"pulsar+file://{folder}", "ledger-7", bucket, *options)
+
+    [record] = records_of(ran)
+    assert record.offloaded is not None
+    assert (bucket / f"{record.offloaded.uid}-ledger-7").read_bytes() == next(objects_of("messages"))[1]
+    assert record.closed_ms in {row["publish_time"] for row in MESSAGES}
 
 
 def test_a_ledger_that_came_from_pulsar_goes_back_byte_for_byte(tmp_path: Path, bucket: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_metadata_says_what_is_missing_and_what_is_nobodys(tmp_path: Path, f
         str(OTHER): ("8", "absent", "missing"),
         str(UUID(int=6)): ("9", "absent", lost),
     }
-    assert "names 8 ledgers, of which 7 have an attempt" in ran.stderr
+    assert "names 8 ledgers and 7 attempts to offload" in ran.stderr
     assert "note: 1 attempt, 268 B: whole, nobody's" in ran.stderr
 
 
