@@ -240,19 +240,19 @@ def _pruned(tier: Path, rows: int) -> list[dict[str, Any]]:
 
 
 def _fetched(tier: Path, bounds: Any) -> dict[str, Any]:
-    from offload_spark.batches import BatchMaker
     from offload_spark.columns import Columns, schema_of
     from offload_spark.options import ReadOptions
     from offload_spark.planning import plan
     from offload_spark.scan import Scan
 
+    from offload.arrow.batches import BatchMaker
     from offload.env import Env
 
     plugins = Plugins.find()
     counting = _Counting(stacked_store(open_store(str(tier), plugins=plugins), Env()))
     options = ReadOptions.of({"path": str(tier)})
     columns = Columns.of(schema_of(options, plugins), options, plugins)
-    maker = BatchMaker(columns=columns, decoder=None, rows_max=2**14, size_bytes_max=8 * MIB)
+    maker = BatchMaker(schema=columns.arrow, decoder=None, rows_max=2**14, size_bytes_max=8 * MIB)
     with Blocking.around(lambda: ObjectStoreOffloader(counting)) as opened:
         planned = opened.run(plan(opened.offloader, options, bounds))
         scan = Scan(tier=opened, maker=maker, fail_on_data_loss=True)

@@ -32,6 +32,7 @@ FOLDERS: Final = (
     "offload/upkeep/sweep",
     "offload/upkeep/verify",
     "offload/managed",
+    "offload/arrow",
     "offload/service",
     "offload/cli",
     "offload/cli/kit",

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, parse_position
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
     from offload.native.place import TierPlan
-    from offload.opening import open_source, open_tier
+    from offload.opening import open, open_source, open_tier  # noqa: A004 - read as `offload.open`
     from offload.plugins import Plugins
     from offload.session import Session
     from offload.store.records import RecordStore
@@ -205,6 +205,7 @@ __all__ = [
     "build_chunk",
     "delete_stream",
     "hookimpl",
+    "open",
     "open_source",
     "open_tier",
     "parse_position",
@@ -327,6 +328,7 @@ _HOMES = {
     "build_chunk": "offload.formats.chunk_writer",
     "delete_stream": "offload.upkeep.retention",
     "hookimpl": "offload.contracts.plugin",
+    "open": "offload.opening",
     "open_source": "offload.opening",
     "open_tier": "offload.opening",
     "parse_position": "offload.model.position",

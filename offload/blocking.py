@@ -47,6 +47,9 @@ __all__ = ["Blocking"]
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 0.2
+"""How often a waiting thread looks for Ctrl-C."""
+
 _CLOSED = "a blocking tier was closed; open a new one"
 
 
@@ -378,7 +381,10 @@ class _Call(Generic[T]):
         An interrupt cancels it and waits for its end.
         """
         try:
-            self.ended.wait()
+            # In short waits. Some libraries, such as Polars, install a handler of SIGINT after which the
+            # system resumes a wait without a timeout, and Python would not see Ctrl-C before the end.
+            while not self.ended.wait(_LOOK_SECONDS):
+                pass
         except BaseException:
             with suppress(RuntimeError):  # the loop is closed, so the coroutine has ended
                 # A lambda, because `task` may not exist yet: it is read on the loop, after `_start`.

@@ -5,8 +5,9 @@ A path without a scheme names a folder (`offload.urls`). The plugin interprets e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
@@ -14,12 +15,37 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.env import Env
+from offload.errors import Misuse
+from offload.extras import missing_text
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.plugins import Plugins
 from offload.session import Session, as_offloader, backend_of, open_bare
 
-__all__ = ["open_source", "open_tier"]
+if TYPE_CHECKING:
+    from offload.tables import ArrowTier
+
+__all__ = ["open", "open_source", "open_tier"]
+
+
+def open(  # noqa: A001 - `offload.open` says it; this module opens no file
+    url: str, *, storage_options: Mapping[str, Any] | None = None, keys: str | None = None
+) -> ArrowTier:
+    """Open a tier for notebooks and scripts: `offload.open("s3://bucket/tier")["orders"].to_arrow()`.
+
+    The calls block, and tables are those of Arrow (docs/arrow.md). `keys` is the URL of the key service of
+    encrypted streams; by default it is that of `OFFLOAD_KEYS`. Raises `Misuse` if pyarrow is not installed
+    (the extra `arrow`), `NotOffloaded` if there is no tier, and as `Blocking`.
+    """
+    try:
+        import pyarrow as pa  # noqa: F401 - the module below would fail with an error that names no extra
+    except ModuleNotFoundError as exc:
+        raise Misuse(missing_text("offload.open", "pyarrow", "ledger-offload[arrow]")) from exc
+    from offload.tables import ArrowTier
+
+    return ArrowTier(
+        url, storage_options=storage_options, keys=keys or os.environ.get("OFFLOAD_KEYS") or None
+    )
 
 
 def open_tier(

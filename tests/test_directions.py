@@ -41,14 +41,16 @@ ROOMS = {
     "streams": "ground, model, formats, contracts, commit",
     "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
     "managed": "ground, model, formats, contracts, streams, upkeep",
-    "session": "ground, model, formats, contracts, store, local, commit, native, streams, upkeep, managed",
+    "arrow": "ground, model, formats, contracts, streams",
+    "session": "ground, model, formats, contracts, store, local, commit, native, streams, upkeep, managed, "
+    "arrow",
     "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, managed, session",
     "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session, service",
 }
 """The rooms of the core, each with the rooms that it may import."""
 ROOM_OF_FILE = {
     **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras", "tracing"), "ground"),
-    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
+    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking", "tables"), "session"),
 }
 """Modules of the core outside folders. `__init__` exports the public names of all rooms."""
 

@@ -24,7 +24,7 @@ from offload.formats.chunk import CHUNK_HEADER, headers_at
 from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkTable, ChunkType
 
-__all__ = ["RecordRun", "record_runs"]
+__all__ = ["RecordRun", "record_runs", "runs_of_table"]
 
 
 SIDE_BY_SIDE_MIN: Final = 40
@@ -35,6 +35,7 @@ With fewer, walking them one after the other is faster. Measured with records of
 
 _LENGTH: Final = struct.Struct(">I")
 _Integers: TypeAlias = npt.NDArray[np.int64]
+_Bytes: TypeAlias = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class RecordRun:
     timestamps_ms: _Integers
     starts: _Integers
     sizes: _Integers
-    data: bytes
+    data: _Bytes
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -76,7 +77,37 @@ def offsets_and_timestamps(rows: ChunkTable) -> tuple[npt.NDArray[np.uint64], _I
     )
 
 
-def record_runs(data: bytes, rows: ChunkTable, *, where: str) -> Iterator[RecordRun]:
+def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
+    """Yield the messages of these chunks without bodies, from their table alone: `rows_max` in a run at most.
+
+    A header may claim billions of messages, so `rows_max` bounds the memory.
+    """
+    rows = rows[rows["type"] == ChunkType.USER]
+    reached = np.cumsum(rows["records"], dtype=np.int64)
+    first = 0
+    while first < len(rows):
+        before = int(reached[first - 1]) if first else 0
+        stop = int(np.searchsorted(reached, before + rows_max, side="right"))
+        if stop > first:
+            yield _run_without_bodies(rows[first:stop])
+            first = stop
+            continue
+        # One chunk that has more of them is cut.
+        piece = rows[first : first + 1].copy()
+        offset, records = int(piece["offset"][0]), int(piece["records"][0])
+        for begin in range(0, records, rows_max):
+            piece["offset"], piece["records"] = offset + begin, min(rows_max, records - begin)
+            yield _run_without_bodies(piece)
+        first += 1
+
+
+def _run_without_bodies(rows: ChunkTable) -> RecordRun:
+    offsets, timestamps_ms = offsets_and_timestamps(rows)
+    nothing = np.zeros(len(offsets), np.int64)
+    return RecordRun(offsets, timestamps_ms, nothing, nothing, b"")
+
+
+def record_runs(data: _Bytes, rows: ChunkTable, *, where: str) -> Iterator[RecordRun]:
     """Yield the messages of these chunks, in order, in as few runs as possible. Tracking chunks have none.
 
     `data` holds exactly the stored chunks of `rows`, whose checksums were checked. When a damaged chunk has
@@ -104,7 +135,7 @@ def record_runs(data: bytes, rows: ChunkTable, *, where: str) -> Iterator[Record
                 yield _run_of_bodies(row, messages(chunk, where=where, position=origin + start))
 
 
-def _simple_run(data: bytes, rows: ChunkTable, at: _Integers) -> RecordRun:
+def _simple_run(data: _Bytes, rows: ChunkTable, at: _Integers) -> RecordRun:
     return RecordRun(
         *offsets_and_timestamps(rows), at + _LENGTH.size, _lengths(data)[at].astype(np.int64), data
     )
@@ -116,19 +147,19 @@ def _run_of_bodies(row: np.void, bodies: list[bytes]) -> RecordRun:
     return RecordRun(*columns, np.cumsum(sizes) - sizes, sizes, b"".join(bodies))
 
 
-def _sections(data: bytes, chunk_starts: npt.NDArray[np.uint64]) -> tuple[_Integers, _Integers, _Integers]:
+def _sections(data: _Bytes, chunk_starts: npt.NDArray[np.uint64]) -> tuple[_Integers, _Integers, _Integers]:
     """Return the start and the end of each chunk's data section, and its number of entries."""
     headers = headers_at(data, chunk_starts)
     starts = chunk_starts.astype(np.int64) + CHUNK_HEADER.size_bytes + headers["filter_size_bytes"]
     return starts, starts + headers["data_size_bytes"], headers["entries"].astype(np.int64)
 
 
-def _lengths(data: bytes) -> npt.NDArray[np.uint32]:
+def _lengths(data: _Bytes) -> npt.NDArray[np.uint32]:
     """Return the u32 at each byte of `data`, as if an entry began there. Nothing is copied."""
     return np.ndarray((len(data) - _LENGTH.size + 1,), ">u4", data, strides=(1,))
 
 
-def _walked(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
+def _walked(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
     """Return the position of each entry, chunk after chunk, and the end of each chunk's last entry.
 
     After a wrong length or a sub-batch, a chunk's end is not that of its data section, because positions only
@@ -138,7 +169,7 @@ def _walked(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integer
     return walk(data, starts, counts)
 
 
-def _side_by_side(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
+def _side_by_side(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
     lengths, last = _lengths(data), len(data) - _LENGTH.size
     found = np.empty(int(counts.sum()), np.int64)
     # Chunks with the most entries come first. So those that still have entries are always a prefix.
@@ -156,7 +187,7 @@ def _side_by_side(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_I
     return found, ends
 
 
-def _one_by_one(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
+def _one_by_one(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
     length_at, last = _LENGTH.unpack_from, len(data) - _LENGTH.size
     found: list[int] = []
     ends: list[int] = []

@@ -13,14 +13,25 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from operator import index
 from typing import Final
 
 from offload.errors import Misuse
 
-__all__ = ["OFFSET_MAX", "AtEdge", "AtOffset", "AtTime", "PartOffset", "Position", "parse_position"]
+__all__ = [
+    "OFFSET_MAX",
+    "AtEdge",
+    "AtOffset",
+    "AtTime",
+    "PartOffset",
+    "Position",
+    "as_position",
+    "parse_position",
+]
 
 
 OFFSET_MAX: Final = 2**64 - 1
@@ -114,6 +125,29 @@ def parse_position(text: str, *, now_ms: int | None = None) -> Position:
     except ValueError as exc:
         forms = "first, last, next, an offset, an ISO 8601 time, @ and milliseconds, or -1h"
         raise Misuse(f"{text!r} is not a position: use {forms}") from exc
+    return _at(moment)
+
+
+def as_position(value: object, *, now_ms: int) -> Position | PartOffset:
+    """Return the position that a value of a program means: a number, a moment, a SPEC, or a position.
+
+    A `datetime` without a zone is in UTC, as in a SPEC. Raises `Misuse` for anything else.
+    """
+    if isinstance(value, str):
+        return parse_position(value, now_ms=now_ms)
+    if isinstance(value, datetime) and value == value:  # pandas has a moment that is none
+        return _at(value)
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            value = index(value)  # type: ignore[arg-type]  # also a number of NumPy
+    check_start(value)
+    if isinstance(value, int):
+        return AtOffset(value)
+    assert isinstance(value, AtEdge | AtOffset | AtTime | PartOffset), "check_start refuses anything else"
+    return value
+
+
+def _at(moment: datetime) -> AtTime:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     # Rounded up to a whole millisecond: a chunk of the millisecond below is earlier than this moment.

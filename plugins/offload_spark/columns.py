@@ -5,7 +5,6 @@ Invariant: every batch has exactly the schema that Spark was given, with the col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,8 +37,6 @@ PLAIN: Final[dict[str, DataType]] = {
     "part": IntegerType(),
 }
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-OF_TABLE: Final = frozenset({"stream", "ledger", "offset", "timestamp", "part"})
-"""The columns that an index has. For them no chunk is fetched."""
 
 
 def schema_of(options: ReadOptions, plugins: Plugins) -> StructType:
@@ -82,17 +79,6 @@ class Columns:
             if wanted != found:
                 raise Misuse(f"column {field.name!r} is {wanted}, not {found}")
         return cls(to_arrow_schema(schema, timezone="UTC"))
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the columns, in their order."""
-        names: list[str] = self.arrow.names
-        return names
-
-    @property
-    def needs_chunks(self) -> bool:
-        """True if a column needs more than the index."""
-        return not OF_TABLE.issuperset(self.names)
 
 
 def decoder_named(name: str, plugins: Plugins) -> Decoder:

@@ -7,30 +7,25 @@ thread while batches are made.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from offload.arrow.batches import BatchMaker
+from offload.arrow.columns import OF_TABLE
 from offload.blocking import Blocking
-from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
-from offload.errors import Absent, NotOffloaded
-from offload.formats.records import RecordRun, record_runs
+from offload.errors import NotOffloaded
+from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.model.chunk_table import ChunkTable
-from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import CommittedStream
 from offload.streams.reader import StreamReader
-from offload_spark.batches import BatchMaker, runs_of_table
+from offload.streams.tables import chunk_tables
 from offload_spark.planning import PlannedPart
-
-INDEXES_AHEAD: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +45,7 @@ class Scan:
         for part in parts:
             committed = part.committed
             firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
-            runs = self._runs if self.maker.columns.needs_chunks else self._runs_of_tables
+            runs = self._runs_of_tables if OF_TABLE.issuperset(self.maker.schema.names) else self._runs
             for run in runs(part, committed):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
@@ -72,7 +67,7 @@ class Scan:
     def _runs_of_tables(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []
         reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
-        tables = _tables(self.tier.catalogue, reader, committed)
+        tables = chunk_tables(self.tier.catalogue, reader)
         try:
             while (table := self.tier.run(_next(tables))) is not None:
                 self._check(lost)
@@ -96,49 +91,6 @@ def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
     wanted &= rows["offset"] >= np.uint64(part.first)
     wanted &= rows["offset"] < np.uint64(part.until)
     return wanted
-
-
-async def _tables(
-    catalogue: Catalogue, reader: StreamReader, committed: CommittedStream
-) -> AsyncGenerator[ChunkTable, None]:
-    """Yield the table of every fragment, in order, a few requests ahead. Emits `Skipped` for trimmed ones."""
-    ahead: deque[asyncio.Task[list[ChunkTable]]] = deque()
-    entries = iter(entries_of_rows(committed.entries))
-    try:
-        while True:
-            while len(ahead) < INDEXES_AHEAD and (entry := next(entries, None)) is not None:
-                ahead.append(asyncio.create_task(_tables_of(catalogue, reader, committed, entry)))
-            if not ahead:
-                return
-            found = await ahead[0]
-            ahead.popleft()
-            for table in found:
-                yield table
-    finally:
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
-
-
-async def _tables_of(
-    catalogue: Catalogue, reader: StreamReader, committed: CommittedStream, entry: Entry
-) -> list[ChunkTable]:
-    """Return the fragment's table. If it was replaced and swept, return its replacement's, cut to it."""
-    view = catalogue.view_of(committed)
-    try:
-        async with await view.open(entry) as handle:
-            return [await handle.table()]
-    except Absent as absent:
-        newest = (await reader.newer_view(view, absent)).committed
-    begin = min(max(entry.first_offset, newest.first_offset), entry.next_offset)
-    if begin > entry.first_offset:
-        where = {"from_offset": entry.first_offset, "to_offset": begin}
-        reader.emit(Skipped(stream=committed.stream, **where))
-    if begin == entry.next_offset:
-        return []
-    again = StreamReader(catalogue, newest, emit=reader.emit)
-    async with aclosing(again.windows(begin, until=entry.next_offset)) as windows:
-        return [window.rows async for window in windows]
 
 
 async def _next(found: Any) -> Any:

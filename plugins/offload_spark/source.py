@@ -29,11 +29,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from offload.arrow.batches import BatchMaker
 from offload.blocking import Blocking
 from offload.contracts.catalogue import Catalogue
 from offload.errors import Misuse
 from offload.plugins import Plugins
-from offload_spark.batches import BatchMaker
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.filters import bounds_of
@@ -118,7 +118,7 @@ class _Reads:
             return
         with self._open() as tier:
             maker = BatchMaker(
-                columns=self._columns,
+                schema=self._columns.arrow,
                 decoder=decoder_named(options.decode, Plugins.find()) if options.decode else None,
                 rows_max=options.batch_rows,
                 size_bytes_max=options.batch_size_bytes,

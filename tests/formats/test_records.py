@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import osiris_data
 import pytest
 from campaign import CAMPAIGN
@@ -14,7 +16,7 @@ from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk, seal_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries, messages
-from offload.formats.records import offsets_and_timestamps, record_runs
+from offload.formats.records import offsets_and_timestamps, record_runs, runs_of_table
 from offload.formats.tracking import ConsumerOffset
 from offload.model.chunk_table import ChunkType
 
@@ -141,6 +143,30 @@ def test_offsets_and_timestamps_are_known_without_the_bytes(
 
     found = list(zip(offsets.tolist(), timestamps.tolist(), strict=True))
     assert found == [(offset, at) for offset, at, _ in one_by_one(data)]
+
+
+@given(st.lists(st.none() | ENTRIES, min_size=1, max_size=8), st.integers(1, 40))
+def test_runs_of_a_table_have_its_messages_and_respect_their_limit(
+    chunks: list[list[bytes | SubBatch] | None], rows_max: int
+) -> None:
+    table = scan(data := stream_of(chunks), where="here")
+
+    runs = [*runs_of_table(table, rows_max=rows_max)]
+
+    found = [
+        pair for run in runs for pair in zip(run.offsets.tolist(), run.timestamps_ms.tolist(), strict=True)
+    ]
+    assert found == [(offset, at) for offset, at, _ in one_by_one(data)]
+    assert all(len(run) <= rows_max for run in runs)
+
+
+def test_a_table_that_claims_billions_of_messages_is_taken_piece_by_piece() -> None:
+    table = scan(build_chunk([b"a"], offset=7, timestamp_ms=5, epoch=1), where="here")
+    table["records"] = 2**32 - 1
+
+    run = next(runs_of_table(table, rows_max=10))
+
+    assert (run.offsets.tolist(), run.timestamps_ms.tolist()) == ([*range(7, 17)], [5] * 10)
 
 
 def test_a_run_is_narrowed_by_offsets() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 from offload_conformance import MemoryLedger, Sample
-from offload_spark.batches import BatchMaker
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.options import ReadOptions
@@ -16,6 +15,7 @@ from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
 
 from offload import Blocking, Catalogue, ObjectStoreOffloader, Plugins, StreamWriter
+from offload.arrow.batches import BatchMaker
 from offload.contracts.store import Span
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -64,7 +64,7 @@ class Tier:
         options = self.options(**given)
         columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
         maker = BatchMaker(
-            columns=columns,
+            schema=columns.arrow,
             decoder=decoder_named(options.decode, PLUGINS) if options.decode else None,
             rows_max=options.batch_rows,
             size_bytes_max=options.batch_size_bytes,

@@ -14,7 +14,6 @@ import pytest
 from campaign import campaign, few
 from command_line import offload
 from offload_spark.jobs.compact import compact, give_up
-from offload_spark.scan import _tables_of
 from spark.drivers import dying, run
 
 from offload import Blocking, Plugins, StreamWriter
@@ -27,6 +26,7 @@ from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions
 from offload.opening import open_tier
 from offload.streams.reader import StreamReader
+from offload.streams.tables import _tables_of
 from offload.upkeep.compact.stream import Compaction, copied
 from offload.upkeep.retention import Retention, trim
 from offload.upkeep.sweep.tier import sweep

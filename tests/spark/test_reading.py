@@ -229,7 +229,7 @@ def test_offsets_that_a_long_cannot_hold_are_refused() -> None:
         chunk = build_chunk([b"one", b"two"], offset=2**63 - 1, timestamp_ms=0, epoch=1)
         made.write("orders", [MemoryLedger([chunk])])
 
-        with pytest.raises(Misuse, match="too large for a Spark long"):
+        with pytest.raises(Misuse, match="too large for a 64-bit column"):
             made.rows(made.plan())
 
 

@@ -1,6 +1,8 @@
 """Arrow batches made of stored chunks, one column at a time.
 
-Invariants: every batch has exactly the schema that Spark was given; values are copied once, from the window
+Spark's tasks and `ArrowStream` make their batches here.
+
+Invariants: every batch has exactly the schema that was asked for; values are copied once, from the window
 to the batch; a batch respects the limits of rows and of value bytes, unless one value is larger. Python code
 runs for each record only if a column of the decoder is asked for.
 """
@@ -18,14 +20,18 @@ import pyarrow as pa
 from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
 from offload.formats.records import RecordRun
-from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.part import StreamPart
-from offload_spark.columns import Columns
+
+__all__ = ["HEADERS", "BatchMaker"]
+
 
 LONG_MAX: Final = 2**63 - 1
-TIMESTAMP_MS_MAX: Final = LONG_MAX // 1000
-"""The largest time in milliseconds: a Spark `timestamp` counts microseconds. Times beyond, in either
-direction, are clipped."""
+PER_MS: Final = {"ms": 1, "us": 1000}
+"""The units of timestamp columns, as parts of a millisecond. A time that such a column cannot hold, in either
+direction, is clipped. All times fit a column of milliseconds."""
+
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The type of the column `headers`, as Spark's reader of Kafka has it."""
 
 SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
 """The most bytes that the 32-bit offsets of a `binary` array can address."""
@@ -35,20 +41,22 @@ SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
 class BatchMaker:
     """A maker of the batches of one read. It has no state."""
 
-    columns: Columns
+    schema: pa.Schema
+    """Any of the columns that `_Made` knows. Timestamps are in milliseconds or microseconds."""
+
     decoder: Decoder | None
     rows_max: int
     size_bytes_max: int
 
     def batches(self, run: RecordRun, *, of: StreamPart, ledger_id: int) -> Iterator[pa.RecordBatch]:
-        """Yield a run as batches. Raises `Misuse` for a ledger or offset that a Spark `long` cannot hold."""
+        """Yield a run as batches. Raises `Misuse` for a ledger or offset beyond 63 bits."""
         if len(run) and max(ledger_id, int(run.offsets[-1])) > LONG_MAX:
-            beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a Spark long"
+            beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a 64-bit column"
             raise Misuse(f"stream {of.name!r}: {beyond}")
         for part in self._parts(run):
             made = _Made(part, of, ledger_id, self.decoder)
-            arrays = [made.column(name, self.columns.arrow.field(name).type) for name in self.columns.names]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.columns.arrow)
+            arrays = [made.column(field.name, field.type) for field in self.schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _parts(self, run: RecordRun) -> Iterator[RecordRun]:
         reached = np.cumsum(run.sizes)
@@ -61,50 +69,33 @@ class BatchMaker:
             first = stop
 
 
-def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
-    """Yield the messages of these chunks without bodies, from their table alone: `rows_max` in a run."""
-    rows = rows[rows["type"] == ChunkType.USER]
-    for offset, records, timestamp_ms in zip(
-        *(rows[name].tolist() for name in ("offset", "records", "timestamp_ms")), strict=True
-    ):
-        for first in range(offset, offset + records, rows_max):
-            count = min(rows_max, offset + records - first)
-            nothing = np.zeros(count, np.int64)
-            yield RecordRun(
-                np.arange(first, first + count, dtype=np.uint64),
-                np.full(count, timestamp_ms, np.int64),
-                nothing,
-                nothing,
-                b"",
-            )
-
-
 class _Made:
     """The columns of one batch."""
 
     def __init__(self, run: RecordRun, of: StreamPart, ledger_id: int, decoder: Decoder | None) -> None:
         self._run, self._of, self._ledger_id, self._decoder = run, of, ledger_id, decoder
         self._found: dict[str, Sequence[object]] = {}  # columns of the decoder: one call makes several
-        self._makers: Mapping[str, Callable[[], pa.Array]] = {
-            "stream": lambda: pa.repeat(self._of.first, len(self._run)),
-            "part": lambda: pa.repeat(pa.scalar(self._of.number, pa.int32()), len(self._run)),
-            "ledger": lambda: pa.repeat(pa.scalar(self._ledger_id, pa.int64()), len(self._run)),
-            "offset": lambda: pa.array(self._run.offsets.astype(np.int64)),
+        self._makers: Mapping[str, Callable[[pa.DataType], pa.Array]] = {
+            "stream": lambda kind: pa.repeat(pa.scalar(self._of.first, kind), len(self._run)),
+            "part": lambda kind: pa.repeat(pa.scalar(self._of.number, kind), len(self._run)),
+            "ledger": lambda kind: pa.repeat(pa.scalar(self._ledger_id, kind), len(self._run)),
+            "offset": lambda kind: pa.array(self._run.offsets.astype(np.int64), kind),
             "timestamp": self._timestamps,
-            "value": self._values,
+            "value": lambda kind: self._values(),
         }
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Return the column of this name as this type."""
         if name in self._makers:
-            return self._makers[name]()
+            return self._makers[name](kind)
         if self._decoder is None:  # the column `key`: without a decoder, a record has none
             return pa.nulls(len(self._run), kind)
         return pa.array(self._decoded(name, self._decoder), kind)
 
-    def _timestamps(self) -> pa.Array:
-        clipped = np.clip(self._run.timestamps_ms, -TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
-        return pa.array(clipped * 1000, pa.timestamp("us", tz="UTC"))
+    def _timestamps(self, kind: pa.TimestampType) -> pa.Array:
+        per_ms = PER_MS[kind.unit]
+        clipped = np.clip(self._run.timestamps_ms, -((LONG_MAX + 1) // per_ms), LONG_MAX // per_ms)
+        return pa.array(clipped * per_ms, kind)
 
     def _values(self) -> pa.Array:
         """Return the values without a Python step for each.
