@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import osiris_data
 import pytest
 from campaign import CAMPAIGN
