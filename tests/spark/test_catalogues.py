@@ -1,4 +1,4 @@
-"""Spark reads any catalogue: a read-only layout, and an offloader that keeps no objects."""
+"""Spark reads any catalogue: read-only layouts, Pulsar's too, and an offloader that keeps no objects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from campaign import campaign
 from foreign_tier import LinesCatalogue, write_lines
 from offload_conformance import ledger_of
+from pulsar_sets import objects_of
 from spark.conftest import SQLITE_LEDGER
 from spark.in_process import Tier
 
@@ -59,16 +60,21 @@ def test_a_file_that_is_lost_during_a_read_fails_its_task(lines: Path) -> None:
 
 
 @campaign("Spark over other catalogues; make test plans and scans them without Spark")
-def test_spark_counts_the_records_of_both(
+def test_spark_counts_the_records_of_all(
     spark: SparkSession, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark's workers find the plugins as users' processes do."""
     monkeypatch.syspath_prepend(SQLITE_LEDGER)
     asyncio.run(_filled(tmp_path / "tier.db"))
 
-    urls = (f"lines://{lines}", f"sqlite-ledger://{tmp_path / 'tier.db'}")
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    for row, data in objects_of("messages"):
+        (bucket / row["key"]).write_bytes(data)
 
-    assert [spark.read.format("offload").load(url).count() for url in urls] == [7, 30]
+    urls = (f"lines://{lines}", f"sqlite-ledger://{tmp_path / 'tier.db'}", f"pulsar+file://{bucket}")
+
+    assert [spark.read.format("offload").load(url).count() for url in urls] == [7, 30, 124]
 
 
 async def _filled(path: Path) -> None:
