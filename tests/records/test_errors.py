@@ -203,6 +203,7 @@ class TestPostgres:
         "etcd://root:secret@127.0.0.1:2379/tier",
         "etcd://127.0.0.1:2379/one/two",
         "etcd://127.0.0.1:2379/a b",
+        "etcds://127.0.0.1:2379",
         "postgresql://127.0.0.1/tier",
         "postgresql://tier:secret@127.0.0.1/database/tier",
         "postgresql://127.0.0.1/database/tier?sslmode=disable",
@@ -213,6 +214,7 @@ def test_a_malformed_url_is_misuse_and_shows_no_password(url: str) -> None:
         open_store(url, plugins=PLUGINS)
 
     assert "secret" not in str(caught.value)
+    assert f"a place of records is {url.partition(':')[0]}://HOST:PORT/" in str(caught.value)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon", "601"])

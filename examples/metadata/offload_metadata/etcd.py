@@ -25,7 +25,10 @@ CONNECTIONS: Final = 16
 
 
 def open_url(url: str, *, options: Mapping[str, str]) -> RecordStore:
-    """Return the store behind `etcd://HOST:PORT/NAME`. Several hosts are separated by commas."""
+    """Return the store behind `etcd://HOST:PORT/NAME`, or `etcds://` for TLS.
+
+    Several hosts are separated by commas.
+    """
     return RecordStore(EtcdRecords(url, options))
 
 
@@ -33,7 +36,8 @@ class EtcdRecords(RecordService):
     """The records of one name. Requests go to one member, and after an error to the next one."""
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        place = place_of(url, "etcd://HOST:PORT/NAME")
+        scheme = "etcds" if url.startswith("etcds:") else "etcd"
+        place = place_of(url, f"{scheme}://HOST:PORT/NAME")
         self._url, self._options = url, dict(options)
         self._seconds = timeout_of(options)
         http = "https" if place.scheme == "etcds" else "http"

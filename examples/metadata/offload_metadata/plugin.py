@@ -21,7 +21,7 @@ POSTGRES: Final = RecordLimits(value_size_bytes_max=16 * KIB * KIB, delete_batch
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Declare `etcd://HOST:PORT/NAME`, `etcds://` for etcd over TLS, and `postgresql://HOST/DATABASE/NAME`."""
+    """Declare `etcd://HOST:PORT/NAME`, `etcds://` for TLS, and `postgresql://HOST:PORT/DATABASE/NAME`."""
     return [
         Backend(
             name="etcd",
