@@ -52,6 +52,14 @@ def message_class(name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"offload_pulsar.{name}"))
 
 
+@cache
+def _decode_error() -> type[Exception]:
+    """Return the error of the library for bytes that are no message."""
+    from google.protobuf.message import DecodeError
+
+    return DecodeError
+
+
 def parsed_message(name: str, raw: bytes, where: str, position: int, size_bytes_max: int) -> Any:
     """Return a message of our schemas.
 
@@ -60,18 +68,15 @@ def parsed_message(name: str, raw: bytes, where: str, position: int, size_bytes_
     if len(raw) > size_bytes_max:
         most = f"at most {size_bytes_max}"
         raise Corrupt(f"size of {name}", where, expected=most, found=len(raw), position=position)
-    kind = message_class(name)
-    from google.protobuf.message import DecodeError
-
-    message = kind()
+    message = message_class(name)()
     try:
         message.ParseFromString(raw)
-    except (DecodeError, UnicodeDecodeError) as exc:
+    except (_decode_error(), UnicodeDecodeError) as exc:
         raise Corrupt(
             f"message {name}", where, expected="its fields", found="other bytes", position=position
         ) from exc
-    missing: list[str] = message.FindInitializationErrors()
-    if missing:
+    if not message.IsInitialized():
+        missing: list[str] = message.FindInitializationErrors()
         lacks = f"none of {', '.join(missing[:4])}"
         raise Corrupt(
             f"message {name}", where, expected="all required fields", found=lacks, position=position
