@@ -4,6 +4,7 @@
 //   read  ENDPOINT BUCKET BLOCK LEDGER UUID NAME    Pulsar reads the ledger; its entries go to stdout
 //   scan  ENDPOINT BUCKET BLOCK                     Pulsar lists the bucket; a line for each object
 //   delete ENDPOINT BUCKET BLOCK LEDGER UUID NAME   Pulsar deletes both objects
+//   time  ENDPOINT BUCKET BLOCK LEDGER UUID NAME ENTRIES SIZE    for benchmarks/pulsar.py: a line for each job
 //
 // On stdin and stdout an entry is its size (4 bytes, big-endian) and its bytes. The keys are in ACCESS_KEY_ID and
 // ACCESS_KEY_SECRET, as Pulsar's driver S3 takes them.
@@ -17,9 +18,11 @@ import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Random;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import org.apache.bookkeeper.client.LedgerMetadataBuilder;
@@ -60,6 +63,8 @@ public final class Peer {
                 return true;
             }, metadata);
             case "delete" -> pulsar.deleteOffloaded(ledger, attempt, metadata).get();
+            case "time" -> time(pulsar, ledger, attempt, metadata, out, Integer.parseInt(words[7]),
+                    Integer.parseInt(words[8]));
             default -> throw new IllegalArgumentException(words[0]);
         }
         out.flush();
@@ -93,6 +98,70 @@ public final class Peer {
             }
         }
         out.flush();
+    }
+
+    /** Prints the name and the seconds of each job. Every job is warmed up by a part of itself. */
+    private static void time(LedgerOffloader pulsar, long id, UUID attempt, Map<String, String> names, PrintStream out,
+            int entries, int size) throws Exception {
+        byte[] body = new byte[size];
+        new Random(1).nextBytes(body);
+        UUID first = UUID.randomUUID();
+        pulsar.offload(new Listed(id, Collections.nCopies(entries / 8, body)), first, names).get();
+        timed("offload", out, () -> pulsar.offload(new Listed(id, Collections.nCopies(entries, body)), attempt, names).get());
+        walk(pulsar.readOffloaded(id, first, names).get());
+        pulsar.deleteOffloaded(id, first, names).get();
+        ReadHandle ledger = pulsar.readOffloaded(id, attempt, names).get();
+        Random draw = new Random(2);
+        timed("random, cold", out, () -> {
+            long end = System.nanoTime() + 20_000_000_000L;
+            int done = 0;
+            for (; done < 2000 && System.nanoTime() < end; done++) {
+                long entry = draw.nextInt(entries);
+                ledger.readAsync(entry, entry).get().close();
+            }
+            out.printf("random, cold: entries\t%d%n", done);
+        });
+        timed("sequential", out, () -> walk(ledger));
+        timed("random, walked", out, () -> {
+            for (int done = 0; done < 2000; done++) {
+                long entry = draw.nextInt(entries);
+                ledger.readAsync(entry, entry).get().close();
+            }
+        });
+        for (int readers : new int[] {1, 2, 4}) {
+            timed(readers + " readers", out, () -> {
+                List<Thread> threads = new ArrayList<>();
+                for (int number = 0; number < readers; number++) {
+                    threads.add(new Thread(() -> walk(ledger)));
+                }
+                threads.forEach(Thread::start);
+                for (Thread each : threads) {
+                    each.join();
+                }
+            });
+        }
+    }
+
+    private interface Job {
+        void run() throws Exception;
+    }
+
+    private static void timed(String name, PrintStream out, Job job) throws Exception {
+        long begin = System.nanoTime();
+        job.run();
+        out.printf("%s\t%.6f%n", name, (System.nanoTime() - begin) / 1e9);
+        out.flush();
+    }
+
+    private static void walk(ReadHandle ledger) {
+        long last = ledger.getLastAddConfirmed();
+        try {
+            for (long at = 0; at <= last; at += AT_ONCE) {
+                ledger.readAsync(at, Math.min(at + AT_ONCE - 1, last)).get().close();
+            }
+        } catch (Exception failure) {
+            throw new IllegalStateException(failure);
+        }
     }
 
     private static List<byte[]> entries() throws IOException {
