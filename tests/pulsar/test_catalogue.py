@@ -13,7 +13,9 @@ from command_line import offload
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarCatalogue, PulsarKey
 from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.source import PulsarSource
+from offload_spark.bounds import ScanBounds
 from pulsar_sets import DATA, ListedEntries
+from spark.in_process import Tier
 
 from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
 from offload.contracts.store import Body
@@ -283,3 +285,25 @@ def test_the_commands_that_write_refuse_it_in_one_sentence(folder: str, command:
 
     assert ran.code in (1, 2)
     assert "is read-only" in ran.error
+
+
+def test_spark_plans_and_scans_every_entry_once_and_filters_by_the_times_of_messages() -> None:
+    """Entries know no times, so a filter on time may leave out chunks, and never a block unread."""
+    world = World()
+
+    async def fill() -> None:
+        for ledger_id, publish_ms in ((3, 1000), (9, 2000)):
+            await world.offload(ledger_id, [message(publish_ms + number) for number in range(30)])
+
+    asyncio.run(fill())
+    tier = Tier(lambda: PulsarCatalogue(PulsarSource(world.store, "pulsar+memory://b")))
+    with tier.blocking:
+        rows = tier.rows(tier.plan(minpartitions="5"))
+        late = tier.rows(tier.plan(bounds=ScanBounds(first_timestamp_ms=2000)))
+
+    assert [row[2] for row in rows] == [*range(60)]
+    assert [row[4] for row in rows] == [
+        message(publish_ms + number) for publish_ms in (1000, 2000) for number in range(30)
+    ]
+    assert {row[2] for row in late} >= {*range(30, 60)}
+    assert len(late) < 60
