@@ -13,7 +13,8 @@ A backend is tested by one class in its own tests. Pytest finds the clauses in i
         capabilities = Declared(multipart=State.NOT_YET, server_checksum=since("2.3"), server_version="2.1")
         limits = Limits(...)                   # optional: how far the tests may go
 
-`OffloaderBackend` is the class for an offloader without an object store. Declared `capabilities` are
+`OffloaderBackend` is the class for an offloader without an object store, and `CatalogueBackend` for a place
+that can only be read: its author also says how to fill it. Declared `capabilities` are
 tested both ways: present ones must work, and absent ones must fail as documented. `StoreConformance`,
 `OffloaderConformance` and `ProtocolConformance` are the layers by themselves, for tests that set up their
 places in their own way. `ledger_of` and `MemoryLedger` make ledgers for an author's own tests.
@@ -30,6 +31,7 @@ from offload.late import late_names
 if TYPE_CHECKING:
     from offload_conformance.asynchronous import Asynchronous, Run
     from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
+    from offload_conformance.catalogue import CatalogueBackend, FilledStream
     from offload_conformance.declared import Declared, State, since
     from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
     from offload_conformance.offloader import OffloaderConformance
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Asynchronous",
+    "CatalogueBackend",
     "Declared",
+    "FilledStream",
     "Limits",
     "MemoryLedger",
     "OffloaderBackend",
@@ -56,7 +60,9 @@ __all__ = [
 
 _HOMES = {
     "Asynchronous": "offload_conformance.asynchronous",
+    "CatalogueBackend": "offload_conformance.catalogue",
     "Declared": "offload_conformance.declared",
+    "FilledStream": "offload_conformance.catalogue",
     "Limits": "offload_conformance.backend",
     "MemoryLedger": "offload_conformance.ledgers",
     "OffloaderBackend": "offload_conformance.backend",
