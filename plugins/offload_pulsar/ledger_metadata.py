@@ -57,7 +57,8 @@ def _decode_error() -> type[Exception]:
     """Return the error of the library for bytes that are no message."""
     from google.protobuf.message import DecodeError
 
-    return DecodeError
+    error: type[Exception] = DecodeError
+    return error
 
 
 def parsed_message(name: str, raw: bytes, where: str, position: int, size_bytes_max: int) -> Any:
