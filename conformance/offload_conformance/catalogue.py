@@ -68,7 +68,10 @@ class CatalogueBackend(Asynchronous, ABC):
 
     @abstractmethod
     async def fill(self) -> Sequence[FilledStream]:
-        """Put at least two streams into the empty place, the first with three or more fragments."""
+        """Put at least two streams into the empty place, the first with three or more fragments.
+
+        If views are not measured, times must not go back from fragment to fragment.
+        """
 
     @abstractmethod
     async def grow(self, stream: str) -> Sequence[bytes]:

@@ -56,7 +56,9 @@ class StreamView(ABC):
         """True if the entries have the exact sizes and times of their chunks, as by default.
 
         False if a layout does not store them: then an entry's times are bounds, and its data size is that of
-        the stored bytes. Offsets and numbers of messages are always exact.
+        the stored bytes. Offsets and numbers of messages are always exact. `first_since` and
+        `last_timestamp_ms` of such a view may take fragments to be in the order of their times: to be sure,
+        they would have to read all of the data.
         """
         return True
 

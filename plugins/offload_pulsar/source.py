@@ -234,9 +234,10 @@ class _Sorting:
             more = f" and {len(keys) - NAMES_SHOWN_MAX} more" if len(keys) > NAMES_SHOWN_MAX else ""
             notes.append(f"left out, {reason}: {shown}{more}")
         if self.nameless:
+            has = "1 ledger has" if self.nameless == 1 else f"{self.nameless} ledgers have"
             notes.append(
-                f"{self.nameless} of the ledgers have no name of a managed ledger: each is a stream of its "
-                "own, named after its id, and nothing says in which version it was written"
+                f"{has} no name of a managed ledger: a ledger without one is a stream of its own, named "
+                "after its id, and nothing says in which version it was written"
             )
         return notes
 

@@ -283,7 +283,10 @@ def test_a_store_without_metadata_has_a_stream_for_each_ledger_and_says_so() -> 
 
         assert [*reports] == ["ledger-1099511627776", "ledger-3"]
         assert await world.read("ledger-3") == numbered(entries_of(3))
-        assert "2 of the ledgers have no name" in world.source.notes[0]
+        assert "2 ledgers have no name" in world.source.notes[0]
+        await world.delete(3)
+        await world.source.streams()
+        assert "1 ledger has no name" in world.source.notes[0]
 
     run(act, keeps_metadata=False)
 
