@@ -71,10 +71,16 @@ def offsets_and_timestamps(rows: ChunkTable) -> tuple[npt.NDArray[np.uint64], _I
     """Return offset and timestamp of every message in these chunks. The table alone has them."""
     rows = rows[rows["type"] == ChunkType.USER]
     counts = rows["records"].astype(np.int64)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(rows["offset"], counts) + within.astype(np.uint64), np.repeat(
-        rows["timestamp_ms"], counts
-    )
+    timestamps_ms = np.repeat(rows["timestamp_ms"], counts)
+    firsts, ends = rows["offset"], rows["offset"] + rows["records"]
+    # Mostly no tracking chunk lies between two of them. Then the offsets count on, which takes a tenth of the
+    # time of the general way.
+    if len(rows) and (ends[:-1] == firsts[1:]).all():
+        offsets = np.arange(len(timestamps_ms), dtype=np.uint64)
+        offsets += firsts[0]
+        return offsets, timestamps_ms
+    within = np.arange(len(timestamps_ms)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(firsts, counts) + within.astype(np.uint64), timestamps_ms
 
 
 def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
@@ -127,18 +133,29 @@ def record_runs(data: _Bytes, rows: ChunkTable, *, where: str) -> Iterator[Recor
     edges = [0, *(np.flatnonzero(np.diff(is_simple)) + 1).tolist(), len(rows)]
     for first, last in pairwise(edges):
         if is_simple[first]:
-            run = at[int(last_of[first] - counts[first]) : int(last_of[last - 1])]
-            yield _simple_run(data, rows[first:last], run)
+            begin = int(last_of[first] - counts[first])
+            run = at[begin : int(last_of[last - 1])]
+            yield _simple_run(data, rows[first:last], run, last_of[first:last] - begin - 1, ends[first:last])
         else:
             for row, start in zip(rows[first:last], chunk_starts[first:last].tolist(), strict=True):
                 chunk = memoryview(data)[start : start + int(row["size_bytes"])]
                 yield _run_of_bodies(row, messages(chunk, where=where, position=origin + start))
 
 
-def _simple_run(data: _Bytes, rows: ChunkTable, at: _Integers) -> RecordRun:
-    return RecordRun(
-        *offsets_and_timestamps(rows), at + _LENGTH.size, _lengths(data)[at].astype(np.int64), data
-    )
+def _simple_run(
+    data: _Bytes, rows: ChunkTable, at: _Integers, lasts: _Integers, ends: _Integers
+) -> RecordRun:
+    """Return the messages of chunks without sub-batches, whose walks ended where they should.
+
+    `at` has the position of each entry, `lasts` the index of the last entry of each chunk, and `ends` where
+    that entry ends.
+    """
+    # An entry ends where the next one of its chunk begins, so no length is read a second time.
+    sizes = np.empty_like(at)
+    np.subtract(at[1:], at[:-1], out=sizes[:-1])
+    sizes[lasts] = ends - at[lasts]
+    sizes -= _LENGTH.size
+    return RecordRun(*offsets_and_timestamps(rows), at + _LENGTH.size, sizes, data)
 
 
 def _run_of_bodies(row: np.void, bodies: list[bytes]) -> RecordRun:
