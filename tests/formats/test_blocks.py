@@ -250,7 +250,7 @@ def test_no_flipped_bit_of_a_fragment_passes_the_stored_checksums(codec: str) ->
     raw = fragment_of(chunks_of([3, 5, 400, 2]), CODECS[codec], metadata={"by": "hand"})
 
     check_stored_checksums(raw)
-    for bit in range(len(raw) * 8):
+    for bit in range(0, len(raw) * 8, 1 if CAMPAIGN else 5):
         with pytest.raises(Corrupt):
             check_stored_checksums(with_flipped_bit(raw, bit))
 
@@ -282,7 +282,7 @@ def test_no_flipped_bit_is_missed_by_a_check_of_the_whole_object(codec: str) -> 
     start = tail_of(raw).trailer.tail_start
 
     assert checked_by_program(raw).checksum == crc32c(raw)
-    for bit in range(0, start * 8, 7):
+    for bit in range(0, start * 8, 7 if CAMPAIGN else 31):
         with pytest.raises(Corrupt):
             checked_by_program(with_flipped_bit(raw, bit))
 
