@@ -27,6 +27,7 @@ SLOW = leaving(
     "clauses of a thousand requests on Azurite; S3 and GCS have them, and Azure's pages a test of the wire",
     "test_listing_goes_on_page_after_page",
     "test_listing_goes_on_while_keys_change",
+    "test_listing_keeps_its_end",
     "test_a_level_goes_on_page_after_page",
     "test_deletion_takes_any_number_of_keys",
     "test_uploads_may_have_many_parts",
