@@ -264,6 +264,7 @@ def test_batches_of_any_query_are_appended_once(spark: SparkSession, tmp_path: P
     assert values == [b"value %d" % offset for offset in range(0, 120, 2)]
 
 
+@campaign("an append by Spark that lost a race; make test has a back-fill that lost one")
 def test_an_append_that_lost_the_race_raises(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
