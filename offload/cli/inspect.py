@@ -169,7 +169,7 @@ def _fragment(view: StreamView, row: Entries, encryption: _Encryption) -> dict[s
         "last_timestamp": iso_of(entry.last_timestamp_ms) if view.is_measured else None,
         "ledger_id": entry.ledger_id,
         "attempt": str(entry.attempt),
-        "crc32c": f"{entry.checksum:08x}",
+        "crc32c": f"{entry.checksum:08x}" if view.is_measured else None,
         **key,
     }
 
