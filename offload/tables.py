@@ -22,7 +22,15 @@ import pyarrow as pa
 
 from offload.arrow.batches import BatchMaker
 from offload.arrow.columns import OF_TABLE, arrow_schema
-from offload.arrow.scan import PartRange, RangeSource, count_in, ranges_between, runs_in, sources
+from offload.arrow.scan import (
+    PartRange,
+    RangeSource,
+    count_in,
+    pieces_of_ranges,
+    ranges_between,
+    runs_in,
+    sources,
+)
 from offload.blocking import Blocking
 from offload.contracts.decoder import Decoder
 from offload.env import Env
@@ -198,6 +206,23 @@ class ArrowStream:
     def count(self, start: RowPosition = None, end: RowPosition = None) -> int:
         """Return the number of rows. Reads the index of two fragments at most, and no message."""
         return self._tier.run(count_in(self._tier.catalogue, self._ranges(start, end)))
+
+    def split(
+        self, start: RowPosition = None, end: RowPosition = None, *, size_bytes: int
+    ) -> list[tuple[PartOffset, PartOffset]]:
+        """Return ranges of about this size that together are the range, in order: `start` and `end` of each.
+
+        For work in several steps, or by several processes. They end where fragments end, so one is larger if
+        its fragment is. The size is that of the chunks, uncompressed. Fetches no message.
+        """
+        ranges = self._ranges(start, end)
+        pieces = self._tier.run(pieces_of_ranges(self._tier.catalogue, ranges, size_bytes=size_bytes))
+        return [(PartOffset(one.number, one.first), PartOffset(one.number, one.until)) for one in pieces]
+
+    @property
+    def incarnations(self) -> dict[str, str]:
+        """The identity of each part, by its number. A stream that is deleted and begun again has another."""
+        return {str(number): str(committed.incarnation) for number, committed in self._parts}
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return all rows, with the columns of `schema`, by the stream protocol of Arrow's C interface."""

@@ -50,7 +50,8 @@ ROOMS = {
 """The rooms of the core, each with the rooms that it may import."""
 ROOM_OF_FILE = {
     **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras", "tracing"), "ground"),
-    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking", "tables"), "session"),
+    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
+    **dict.fromkeys(("tables", "exporting"), "session"),
 }
 """Modules of the core outside folders. `__init__` exports the public names of all rooms."""
 

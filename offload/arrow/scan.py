@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
@@ -24,8 +24,17 @@ from offload.streams.batches import Window
 from offload.streams.joined import place_of
 from offload.streams.reader import StreamReader
 from offload.streams.tables import chunk_tables, count_messages
+from offload.streams.windows import EntriesAhead
 
-__all__ = ["PartRange", "RangeSource", "count_in", "ranges_between", "runs_in", "sources"]
+__all__ = [
+    "PartRange",
+    "RangeSource",
+    "count_in",
+    "pieces_of_ranges",
+    "ranges_between",
+    "runs_in",
+    "sources",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,7 @@ class PartRange:
         first = self.first if self.number > place.part else max(self.first, place.offset)
         if first >= self.until:
             return None
-        return PartRange(number=self.number, committed=self.committed, first=first, until=self.until)
+        return replace(self, first=first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,26 @@ async def sources(
                     _check(lost)
                     yield RangeSource(each, table)
         _check(lost)
+
+
+async def pieces_of_ranges(
+    catalogue: Catalogue, ranges: Sequence[PartRange], *, size_bytes: int
+) -> list[PartRange]:
+    """Cut ranges behind the fragments that bring them to this size. Fetches no chunk and no table."""
+    pieces: list[PartRange] = []
+    for each in ranges:
+        entries = EntriesAhead(catalogue.view_of(each.committed), each.first, each.until)
+        first, size = each.first, 0
+        try:
+            while (entry := await entries.next()) is not None:
+                size += entry.data_size_bytes
+                if size >= size_bytes and entry.next_offset < each.until:
+                    pieces.append(replace(each, first=first, until=entry.next_offset))
+                    first, size = entry.next_offset, 0
+        finally:
+            await entries.aclose()
+        pieces.append(replace(each, first=first))
+    return pieces
 
 
 async def count_in(catalogue: Catalogue, ranges: Sequence[PartRange]) -> int:

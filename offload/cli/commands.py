@@ -18,6 +18,7 @@ HELP: Final = {
     "inspect": "Show the totals, the root, the fragments and the running attempts of STREAM.",
     "read": "Print the messages of STREAM. "
     "Tracking records are never printed, and --limit does not count them.",
+    "export": "Write STREAM to FOLDER as files of Parquet or Arrow. A later run adds only what is new.",
     "restore": "Put the data of STREAM back into a broker. If it is killed, run the same command again.",
     "verify": "Verify the checksum, key and manifest entry of every object in TIER.",
     "trim": "Delete the oldest data of STREAM. Only whole fragments are removed. "

@@ -215,6 +215,30 @@ def test_columns_of_the_index_and_counts_fetch_no_chunk(made: World) -> None:
     assert made.fragments_requested() > 1
 
 
+def test_tracking_records_are_not_counted(made: World) -> None:
+    made.write("orders", ledgers.with_tracking().ledgers(2))
+    offsets = [offset for _, offset, _, _ in made.expected()]
+    stream, end = made.tables["orders"], offsets[-1] + 1
+    assert len(offsets) < end, "there are tracking records"
+
+    for start in range(end):
+        counted = (stream.count(start), stream.count(end=start))
+        assert counted == (sum(at >= start for at in offsets), sum(at < start for at in offsets))
+
+
+def test_ranges_of_a_split_are_the_whole_range(parts: World) -> None:
+    stream = parts.tables["orders"]
+
+    ranges = stream.split(4, PartOffset(3, 12), size_bytes=1)
+
+    assert ranges == [
+        (PartOffset(1, 4), PartOffset(1, 6)),
+        (PartOffset(2, 9), PartOffset(2, 12)),
+        (PartOffset(3, 10), PartOffset(3, 12)),
+    ]
+    assert sum(stream.count(*each) for each in ranges) == stream.count(4, PartOffset(3, 12))
+
+
 def test_no_batch_is_made_before_it_is_wanted(made: World) -> None:
     made.write("orders", [chunks_of(10, 100_000, count=60)])
     made.fragments_requested()

@@ -1,0 +1,188 @@
+"""The export of a stream as files of Parquet or Arrow: a folder for a stream, a file for a range of offsets.
+
+    export.json                                              what is exported, and how
+    1-00000000000000000000-00000000000001048576.parquet      part, first offset, next offset
+
+A file appears under its name when it is whole and durable, by a rename. So the names say how far an export
+has come: a run that was killed is continued, and a later run adds what was committed since.
+
+Invariants: no row is in two files, and none is left out; a folder has one stream in one format with the same
+columns; a file is never changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from offload.errors import Misuse
+from offload.local.files import explained
+from offload.local.segment_writer import sync_folder
+from offload.model.position import PartOffset
+from offload.tables import ArrowStream, RowPosition
+
+__all__ = ["ExportFormat", "ExportedRows", "export_stream"]
+
+
+SETTINGS_NAME: Final = "export.json"
+EXPORT_SIZE_BYTES: Final = 256 * 1024 * 1024
+_NAME: Final = re.compile(r"([0-9]+)-([0-9]{20})-([0-9]{20})\.(?:parquet|arrow)")
+_UNFINISHED: Final = ".unfinished"
+_ROW_GROUP_ROWS: Final = 2**17
+_ROW_GROUP_SIZE_BYTES: Final = 64 * 1024 * 1024
+
+
+class ExportFormat(StrEnum):
+    """The format of the files."""
+
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedRows:
+    """The rows and files that a run has added, and the place behind the last file of the folder."""
+
+    rows: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    place: PartOffset | None = None
+
+
+def export_stream(
+    stream: ArrowStream,
+    folder: Path,
+    *,
+    format: ExportFormat = ExportFormat.PARQUET,  # noqa: A002 - the name of the option
+    start: RowPosition = None,
+    end: RowPosition = None,
+    columns: Sequence[str] | None = None,
+    decode: str | None = None,
+    file_size_bytes: int = EXPORT_SIZE_BYTES,
+    progress: Callable[[ExportedRows], None] = lambda exported: None,
+) -> ExportedRows:
+    """Write the rows of a stream into a folder, behind those that it has. Return what this run added.
+
+    `start` counts only for a folder without files. A file has about `file_size_bytes` of chunks, and ends
+    with a fragment. `progress` is called after each. If the run stops anywhere, the files stay, and the next
+    run continues behind them. Raises `Misuse` if the folder has another stream, format or columns, or if
+    another process exports to it, and as `ArrowStream.to_batches`.
+    """
+    schema = stream.to_batches("next", None, columns, decode).schema
+    settings = {"stream": stream.name, "format": str(format), "columns": schema.names, "decode": decode}
+    with explained("make", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _claimed(folder):
+        _agree(folder, settings, stream.incarnations)
+        done = ExportedRows(place=_end_of(folder))
+        begin = start if done.place is None else done.place
+        for first, behind in stream.split(begin, end, size_bytes=file_size_bytes):
+            path = folder / f"{first.part}-{first.offset:020}-{behind.offset:020}.{format}"
+            batches = stream.to_batches(first, behind, columns, decode)
+            with _appearing(path) as unfinished:
+                rows = _write(unfinished, format, batches)
+            done = ExportedRows(
+                rows=done.rows + rows,
+                files=done.files + 1,
+                size_bytes=done.size_bytes + path.stat().st_size,
+                place=behind,
+            )
+            progress(done)
+    return done
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process. The system frees it when the process ends, however it ends."""
+    with explained("open", folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise Misuse(f"another process exports to {folder}") from exc
+        for left in folder.glob(f"*{_UNFINISHED}"):
+            left.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str]) -> None:
+    """Record what is exported, or raise `Misuse` if it is not what the folder has."""
+    path = folder / SETTINGS_NAME
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else settings | {"parts": {}}
+    for name, value in settings.items():
+        if before[name] != value:
+            raise Misuse(
+                f"{folder} has an export with {name} {before[name]!r}, not {value!r}: take another folder"
+            )
+    for number, incarnation in incarnations.items():
+        if before["parts"].get(number, incarnation) != incarnation:
+            raise Misuse(
+                f"stream {settings['stream']!r} was deleted and begun again since {folder} was written: take "
+                "another folder"
+            )
+    if not incarnations.keys() <= before["parts"].keys():
+        with _appearing(path) as unfinished:
+            text = json.dumps(settings | {"parts": before["parts"] | incarnations}, indent=1)
+            unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+def _end_of(folder: Path) -> PartOffset | None:
+    """Return the place behind the last file; None if there is none. Older files may have been moved away."""
+    found = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    ends = [(int(match[1]), int(match[3])) for match in found]
+    return PartOffset(*max(ends)) if ends else None
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to. At the end of the block the file is durable, and gets its name."""
+    unfinished = path.with_name(path.name + _UNFINISHED)
+    with explained("write", path):
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    sync_folder(path.parent)
+
+
+def _write(path: Path, format: ExportFormat, batches: pa.RecordBatchReader) -> int:  # noqa: A002 - as above
+    rows = 0
+    with (
+        pq.ParquetWriter(path, batches.schema, compression="zstd")
+        if format is ExportFormat.PARQUET
+        else pa.ipc.new_file(path, batches.schema)
+    ) as writer:
+        for group in _groups(batches):
+            writer.write_table(group)
+            rows += group.num_rows
+    return rows
+
+
+def _groups(batches: pa.RecordBatchReader) -> Iterator[pa.Table]:
+    """Yield batches together, until a row group is full: a chunk with sub-batches is a batch of its own."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if (
+            sum(each.num_rows for each in group) >= _ROW_GROUP_ROWS
+            or sum(each.nbytes for each in group) >= _ROW_GROUP_SIZE_BYTES
+        ):
+            yield pa.Table.from_batches(group)
+            group = []
+    if group:
+        yield pa.Table.from_batches(group)

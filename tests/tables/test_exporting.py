@@ -1,0 +1,167 @@
+"""An export has each row once, wherever its runs stop, and refuses what does not belong to its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+from command_line import offload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offload_conformance import ledger_of, ledgers
+from tables.tier_in_memory import Row, World, rows_of, world
+
+from offload import Blocking, PartOffset, exporting
+from offload.errors import Misuse
+from offload.exporting import ExportFormat, export_stream
+
+
+@pytest.fixture
+def made() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+def exported(folder: Path) -> list[Row]:
+    """Return the rows of all files, in order of their names."""
+    found = []
+    for path in sorted(folder.glob("*-*.*")):
+        table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+        first, until = (int(number) for number in path.stem.split("-")[1:])
+        rows = rows_of(table)
+        assert all(first <= offset < until for _, offset, _, _ in rows)
+        found += rows
+    return found
+
+
+class Stopped(BaseException):
+    """The end of a process at some moment."""
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(ExportFormat), st.integers(1, 2000), st.lists(st.integers(0, 5), max_size=6))
+def test_a_stopped_export_continues_and_has_each_row_once(
+    tmp_path_factory: pytest.TempPathFactory, form: ExportFormat, size_bytes: int, stops: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("exported")
+    with world() as made:
+        made.write("orders", ledgers.with_tracking().ledgers(4))
+        made.begin_part(2, [ledger_of(3, first_offset=200), ledger_of(3, first_offset=203)])
+        stream = made.tables["orders"]
+        for stop in stops:
+            with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+                patch.setattr(Path, "rename", stopping(Path.rename, after=stop))
+                export_stream(stream, folder, format=form, file_size_bytes=size_bytes)
+
+        export_stream(stream, folder, format=form, file_size_bytes=size_bytes)
+
+        assert exported(folder) == made.expected()
+        assert [path.name for path in folder.glob("*.unfinished")] == []
+
+
+def stopping(rename: object, *, after: int) -> object:
+    calls = iter(range(after))
+
+    def stopped(path: Path, target: Path) -> None:
+        if next(calls, None) is None:
+            raise Stopped
+        rename(path, target)  # type: ignore[operator]
+
+    return stopped
+
+
+def test_a_later_run_adds_what_is_new_and_a_last_file_is_enough(made: World, tmp_path: Path) -> None:
+    made.blocking.append("orders", [b"one"])
+    made.blocking.append("orders", [b"two"])
+    first = export_stream(made.tables["orders"], tmp_path, file_size_bytes=1)
+    (tmp_path / f"1-{0:020}-{1:020}.parquet").unlink()
+    made.blocking.append("orders", [b"three"])
+
+    later = export_stream(made.tables["orders"], tmp_path)
+    idle = export_stream(made.tables["orders"], tmp_path)
+
+    assert (first.rows, first.files, later.rows, later.files, idle.files) == (2, 2, 1, 1, 0)
+    assert idle.place == PartOffset(1, 3)
+    assert [value for *_, value in exported(tmp_path)] == [b"two", b"three"]
+
+
+def test_a_range_and_columns_are_exported(made: World, tmp_path: Path) -> None:
+    made.write("orders", [ledger_of(30)])
+
+    done = export_stream(made.tables["orders"], tmp_path, start=5, end=8, columns=["offset"])
+
+    assert done.place == PartOffset(1, 8)
+    assert duckdb.sql(f"select * from '{tmp_path}/*.parquet'").fetchall() == [(5,), (6,), (7,)]
+
+
+def test_row_groups_are_filled_from_small_batches(made: World, tmp_path: Path) -> None:
+    made.write("orders", ledgers.sub_batches().ledgers(1))
+    export_stream(made.tables["orders"], tmp_path)
+
+    [path] = tmp_path.glob("*.parquet")
+
+    assert pq.ParquetFile(path).metadata.num_row_groups == 1
+
+
+def test_another_stream_format_or_column_is_refused(made: World, tmp_path: Path) -> None:
+    made.write("orders", [ledger_of(3)])
+    made.write("returns", [ledger_of(3)])
+    orders = made.tables["orders"]
+    export_stream(orders, tmp_path)
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(Misuse, match="with stream 'orders', not 'returns': take another folder"):
+        export_stream(made.tables["returns"], tmp_path)
+    with pytest.raises(Misuse, match="with format 'parquet', not 'arrow'"):
+        export_stream(orders, tmp_path, format=ExportFormat.ARROW)
+    with pytest.raises(Misuse, match="with columns"):
+        export_stream(orders, tmp_path, columns=["offset"])
+    with pytest.raises(Misuse, match="no column 'ofset'"):
+        export_stream(orders, tmp_path, columns=["ofset"])
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_stream_that_was_begun_again_is_refused(made: World, tmp_path: Path) -> None:
+    made.blocking.append("orders", [b"one"])
+    export_stream(made.tables["orders"], tmp_path)
+    made.blocking.delete("orders")
+    made.blocking.append("orders", [b"other", b"two"])
+
+    with pytest.raises(Misuse, match="was deleted and begun again"):
+        export_stream(made.tables["orders"], tmp_path)
+
+
+def test_two_processes_do_not_export_to_one_folder(made: World, tmp_path: Path) -> None:
+    made.write("orders", [ledger_of(3)])
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+
+    with pytest.raises(Misuse, match="another process exports"):
+        export_stream(made.tables["orders"], tmp_path)
+    os.close(other)
+
+    assert export_stream(made.tables["orders"], tmp_path).rows == 3
+
+
+def test_the_command_exports_and_continues(tmp_path: Path) -> None:
+    with Blocking(str(tmp_path / "tier")) as tier:
+        tier.append("orders", [b"one", b"two"])
+    said = ("export", tmp_path / "tier", "orders", tmp_path / "out", "--columns", "offset,value", "--json")
+
+    first, again = offload(*said).document, offload(*said).document
+
+    assert (first["rows"], again["rows"], again["place"]) == (2, 0, {"part": 1, "offset": 2})
+    assert [path.name for path in exporting_files(tmp_path / "out")] == [f"1-{0:020}-{2:020}.parquet"]
+    assert "take another folder" in offload(*said, "--format", "arrow").stderr
+
+
+def exporting_files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != exporting.SETTINGS_NAME]
