@@ -52,6 +52,7 @@ def test_a_stopped_export_continues_and_has_each_row_once(
     tmp_path_factory: pytest.TempPathFactory, form: ExportFormat, size_bytes: int, stops: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("exported")
+    (folder / f"1-{0:020}-{7:020}.parquet.unfinished").write_bytes(b"of a run with another file size")
     with world() as made:
         made.write("orders", ledgers.with_tracking().ledgers(4))
         made.begin_part(2, [ledger_of(3, first_offset=200), ledger_of(3, first_offset=203)])
@@ -142,7 +143,7 @@ def test_a_stream_that_was_begun_again_is_refused(made: World, tmp_path: Path) -
 def test_two_processes_do_not_export_to_one_folder(made: World, tmp_path: Path) -> None:
     made.write("orders", [ledger_of(3)])
     other = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
+    fcntl.flock(other, fcntl.LOCK_SH)
 
     with pytest.raises(Misuse, match="another process exports"):
         export_stream(made.tables["orders"], tmp_path)
