@@ -10,7 +10,7 @@ runs for each record only if a column of the decoder is asked for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,19 +75,24 @@ class _Made:
     def __init__(self, run: RecordRun, of: StreamPart, ledger_id: int, decoder: Decoder | None) -> None:
         self._run, self._of, self._ledger_id, self._decoder = run, of, ledger_id, decoder
         self._found: dict[str, Sequence[object]] = {}  # columns of the decoder: one call makes several
-        self._makers: Mapping[str, Callable[[pa.DataType], pa.Array]] = {
-            "stream": lambda kind: pa.repeat(pa.scalar(self._of.first, kind), len(self._run)),
-            "part": lambda kind: pa.repeat(pa.scalar(self._of.number, kind), len(self._run)),
-            "ledger": lambda kind: pa.repeat(pa.scalar(self._ledger_id, kind), len(self._run)),
-            "offset": lambda kind: pa.array(self._run.offsets.astype(np.int64), kind),
-            "timestamp": self._timestamps,
-            "value": lambda kind: self._values(),
-        }
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Return the column of this name as this type."""
-        if name in self._makers:
-            return self._makers[name](kind)
+        # No table of functions: they would refer to this object, and the cycle would keep the window's memory
+        # until the garbage collector comes by.
+        match name:
+            case "stream":
+                return pa.repeat(pa.scalar(self._of.first, kind), len(self._run))
+            case "part":
+                return pa.repeat(pa.scalar(self._of.number, kind), len(self._run))
+            case "ledger":
+                return pa.repeat(pa.scalar(self._ledger_id, kind), len(self._run))
+            case "offset":
+                return pa.array(self._run.offsets.astype(np.int64), kind)
+            case "timestamp":
+                return self._timestamps(kind)
+            case "value":
+                return self._values()
         if self._decoder is None:  # the column `key`: without a decoder, a record has none
             return pa.nulls(len(self._run), kind)
         return pa.array(self._decoded(name, self._decoder), kind)

@@ -20,9 +20,12 @@ from tables.tier_in_memory import World, rows_of, world
 
 import offload
 from offload import AtOffset, AtTime, Blocking, PartOffset, tables
+from offload.arrow.batches import _Made
 from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
+from offload.formats.records import RecordRun
 from offload.store.faults import Fault, Rule
+from offload.streams.batches import Window
 from offload.tables import ArrowStream, ArrowTier
 from offload.upkeep.retention import Retention, trim
 from offload.upkeep.sweep.tier import sweep
@@ -249,6 +252,20 @@ def test_no_batch_is_made_before_it_is_wanted(made: World) -> None:
 
     assert first["value"].nbytes < 3_000_000, "the first window is small"
     assert first.num_rows + sum(batch.num_rows for batch in reader) == 600
+
+
+def test_a_batch_keeps_no_window_until_the_garbage_collector_comes(made: World) -> None:
+    """A cycle would: a window has 8 MiB, and few other objects are made meanwhile, so it seldom comes."""
+    made.write("orders", [chunks_of(10, 100, count=30)])
+    gc.collect()
+    gc.disable()
+    try:
+        rows = sum(batch.num_rows for batch in made.tables["orders"].to_batches())
+
+        assert rows == 300
+        assert [each for each in gc.get_objects() if isinstance(each, RecordRun | Window | _Made)] == []
+    finally:
+        gc.enable()
 
 
 def test_an_interrupt_while_a_batch_is_made_loses_no_row(
