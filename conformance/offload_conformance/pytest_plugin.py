@@ -15,7 +15,16 @@ from typing import Final
 
 import pytest
 
-REWRITTEN: Final = ("contenders", "end_to_end", "offloader", "opened", "protocol", "race", "store")
+REWRITTEN: Final = (
+    "catalogue",
+    "contenders",
+    "end_to_end",
+    "offloader",
+    "opened",
+    "protocol",
+    "race",
+    "store",
+)
 """The modules and packages of this package whose assertions are about a backend."""
 
 SHOWN: Final = 140

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offload.blocking import Blocking
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.output import counted, print_json, size_text
-from offload.cli.kit.progress import CommandProgress, progress
+from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, position_of
 from offload.errors import Misuse
@@ -77,42 +77,50 @@ def export(
 
     If it is killed, run the same command again: it continues behind the last whole file. Needs no Spark.
     """
-    try:
-        from offload.exporting import ExportFormat, export_stream
-        from offload.tables import ArrowTier
-    except ModuleNotFoundError as exc:
-        raise Misuse(missing_text("offload export", "pyarrow", "ledger-offload[arrow]")) from exc
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
-    first, end = position_of(start), None if to is None else position_of(to)
-    size_bytes = parse_size(file_size, option="--file-size")
+    how = {
+        "start": position_of(start),
+        "end": None if to is None else position_of(to),
+        "columns": None if columns is None else columns.split(","),
+        "decode": decode,
+        "file_size_bytes": parse_size(file_size, option="--file-size"),
+    }
     blocking = Blocking.around(lambda: state.catalogue(tier, option), plugins=state.plugins)
-    with ArrowTier.around(blocking) as tables, progress(json=json) as show:
-        rows = tables[stream]
-
-        def seen(done: ExportedRows) -> None:
-            total = done.rows + rows.count(done.place, end)
-            what, size = f"exporting {stream}", done.size_bytes
-            show(CommandProgress(what=what, done=done.rows, total=total, size_bytes=size))
-
-        try:
-            done = export_stream(
-                rows,
-                folder,
-                format=ExportFormat(kind),
-                start=first,
-                end=end,
-                columns=None if columns is None else columns.split(","),
-                decode=decode,
-                file_size_bytes=size_bytes,
-                progress=seen,
-            )
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(f"whole files stay in {folder}; run again to continue") from stop
-        finally:
-            blocking.run(state.session.aclose())
+    with progress(json=json) as show:
+        done = _exported(state, blocking, stream, folder, kind, how, show)
     if json:
         print_json({"stream": stream, **asdict(done)})
         return
     behind = "" if done.place is None else f"; the export ends at offset {done.place.offset}"
     files = counted(done.files, "file")
     print(f"{stream}: {counted(done.rows, 'row')} in {files}, {size_text(done.size_bytes)}{behind}")
+
+
+def _exported(
+    state: CommandContext,
+    blocking: Blocking,
+    stream: str,
+    folder: Path,
+    kind: ExportKind,
+    how: dict[str, Any],
+    show: Show,
+) -> ExportedRows:
+    try:
+        from offload.exporting import ExportFormat, export_stream
+        from offload.tables import ArrowTier
+    except ModuleNotFoundError as exc:
+        raise Misuse(missing_text("offload export", "pyarrow", "ledger-offload[arrow]")) from exc
+    with ArrowTier.around(blocking) as tables:
+        rows = tables[stream]
+
+        def seen(done: ExportedRows) -> None:
+            total = done.rows + rows.count(done.place, how["end"])
+            what, size = f"exporting {stream}", done.size_bytes
+            show(CommandProgress(what=what, done=done.rows, total=total, size_bytes=size))
+
+        try:
+            return export_stream(rows, folder, format=ExportFormat(kind), progress=seen, **how)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(f"whole files stay in {folder}; run again to continue") from stop
+        finally:
+            blocking.run(state.session.aclose())

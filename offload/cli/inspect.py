@@ -19,7 +19,7 @@ from rich.tree import Tree
 
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
-from offload.cli.kit.output import counted, one_line, print_json, print_notes, sizes_text
+from offload.cli.kit.output import counted, one_line, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import StreamView
 from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
@@ -44,7 +44,7 @@ def inspect(
     state: CommandContext = context.obj
 
     async def main() -> tuple[StreamView, _Encryption, str | None]:
-        async with state.catalogue(tier, option) as catalogue:
+        async with state.opened_to_read(tier, option) as catalogue:
             view = await catalogue.view(stream)
             fragments = _fragments_of(view.committed) if verbose else ()
             entries = [entry for row in fragments for entry in entries_of_rows(row)]
@@ -54,7 +54,6 @@ def inspect(
                 of=await keys_of_fragments(catalogue, view.committed, entries),
             )
             native = native_or_none(catalogue)
-            print_notes(catalogue.notes)
             return view, encryption, None if native is None else str(native.default_compression)
 
     view, encryption, default = run_async(main)

@@ -10,7 +10,7 @@ import typer
 
 from offload.cli.encryption import is_encrypted
 from offload.cli.kit.arguments import Options, Tier
-from offload.cli.kit.output import print_error, print_json, print_notes, print_table, ratio_text, size_text
+from offload.cli.kit.output import print_error, print_json, print_table, ratio_text, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
@@ -46,7 +46,7 @@ def ls(
     async def main() -> tuple[list[dict[str, Any]], list[OffloadError]]:
         rows: list[dict[str, Any]] = []
         errors: list[OffloadError] = []
-        async with state.catalogue(tier, option) as catalogue:
+        async with state.opened_to_read(tier, option) as catalogue:
             names, found = await _streams(catalogue)
             errors.extend(found)
             for parts in await grouped(catalogue, names=names, damaged=errors.append):
@@ -54,7 +54,6 @@ def ls(
                     rows += await _look(catalogue, parts)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
                     errors.append(error)
-            print_notes(catalogue.notes)
         # Damage to a part is found when its stream looks for it, and when it is shown by itself.
         return rows, [*{str(error): error for error in errors}.values()]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
-from offload.cli.kit.output import counted, print_note, print_notes, write_bytes
+from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
     BROKER_PASSWORD,
     BROKER_USER,
@@ -155,13 +155,12 @@ def read(
 
     async def main() -> None:
         async with (
-            state.catalogue(tier, option) as catalogue,
+            state.opened_to_read(tier, option) as catalogue,
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
             place, until = await place_in(reader, position, part), await _until(reader, end)
             found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
             await _print(found, until, limit, output, reader)
-            print_notes(catalogue.notes)
 
     _ended(main, output)
 

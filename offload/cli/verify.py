@@ -9,7 +9,7 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
-from offload.cli.kit.output import counted, one_line, print_json, print_note, print_notes, size_text
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -50,7 +50,7 @@ def verify(
     report, bytes_per_second_max = _begun(level, encrypted_only=encrypted_only), _rate(rate)
 
     async def main() -> None:
-        async with state.catalogue(tier, option) as catalogue:
+        async with state.opened_to_read(tier, option) as catalogue:
             with progress(json=json) as show:
                 await verify_tier(
                     catalogue,
@@ -61,7 +61,6 @@ def verify(
                     report=report,
                     progress=lambda seen: show(_seen(seen)),
                 )
-            print_notes(catalogue.notes)
 
     try:
         run_async(main)

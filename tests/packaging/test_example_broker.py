@@ -364,7 +364,7 @@ def patient(commands: list[str]) -> Iterator[str]:
                 yield until.format("grep -qs 'billing.*2' data/orders/note.cursors")  # the offset is saved
             case ["sleep", _]:
                 yield until.format(
-                    "! ls data/orders/00000000000000000000.* 2> /dev/null"
+                    "! ls data/orders/00000000000000000000.* > /dev/null 2>&1"
                 )  # the local copy goes
             case _:
                 yield command_line

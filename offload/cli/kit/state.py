@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import print_note
+from offload.cli.kit.output import print_note, print_notes
 from offload.contracts.broker import BrokerView
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
@@ -136,6 +136,15 @@ class CommandContext:
                 emit=None if emit is None else self._announcing(emit),
                 keys=keys,
             )
+
+    @asynccontextmanager
+    async def opened_to_read(
+        self, url: str, options: Sequence[str] | None = None
+    ) -> AsyncIterator[Catalogue]:
+        """Open a tier to read it, as `catalogue` does. Then print what a reader of it must know."""
+        async with self.catalogue(url, options) as catalogue:
+            yield catalogue
+            print_notes(catalogue.notes)
 
     def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
         def announce(event: Event) -> None:
