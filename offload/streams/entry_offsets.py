@@ -12,7 +12,8 @@ Each chunk carries the offset of entry 0 of its ledger as its leader epoch. So i
 record is, also if the beginning of the ledger was trimmed.
 
 Invariant: a ledger gets offsets only if all that is known agrees on them. A ledger that is older than the
-entries in the root gets none, and is left out: the tier has it.
+entries in the root gets none, and is left out: the tier has it. If the root shows that the tier never had it,
+it was added too late, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -215,6 +216,11 @@ class Numbering:
                 begin = span.begin
             if begin is None and at is None and (newest is None or each.ledger_id > newest):
                 begin = self.end + self._lost(each.ledger_id, spans)
+            if begin is None and at is None and self._is_new(each, spans):
+                raise self._diverged(
+                    f"ledger {each.ledger_id} is older than ledger {newest}, and the tier has only the newer "
+                    "one: it was added behind it"
+                )
             if at is not None and begin is not None and at != begin:
                 raise self._diverged(
                     f"ledger {each.ledger_id} begins at offset {begin}, but the one before it in the source "
@@ -276,6 +282,17 @@ class Numbering:
             elif ledger_id < oldest and (newest is None or ledger_id > newest):
                 lost += seen.count
         return lost
+
+    def _is_new(self, each: ListedLedger, spans: dict[int, LedgerSpan]) -> bool:
+        """Return True if a ledger that is older than the newest on the tier was certainly never there.
+
+        The root shows it between two of its ledgers. Before all of them it does so if nothing was trimmed.
+        """
+        since = self.since
+        if since is None or not each.count or not spans or each.ledger_id in spans:
+            return False
+        is_all = since.first_offset == self.first_offset and not since.entries["kind"].any()
+        return is_all or min(spans) < each.ledger_id
 
     def _diverged(self, reason: str) -> Diverged:
         return Diverged(f"stream {self.stream!r}: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +189,48 @@ def test_a_committed_ledger_that_is_lost_between_others_is_named() -> None:
             assert isinstance(error, Diverged | Corrupt)
             assert "missing" in str(error) or "ledger 5" in str(error)
         assert await world.read() == numbered(*map(entries_of, (3, 5, 7)))
+
+    run(act)
+
+
+@pytest.mark.parametrize(("before", "late", "deleted"), [((3, 7), 5, (3,)), ((7,), 3, ())])
+def test_a_ledger_that_is_offloaded_behind_a_newer_one_is_named(
+    before: Sequence[int], late: int, deleted: Sequence[int]
+) -> None:
+    """Pulsar goes on with the next ledger when one fails, and tries the failed one again later."""
+
+    async def act(world: World) -> None:
+        for ledger_id in before:
+            await world.offload(ledger_id)
+        await world.sync()
+        for ledger_id in deleted:
+            await world.delete(ledger_id)
+        for ledger_id in (late, 9):
+            await world.offload(ledger_id)
+
+        for source in (world.source, world.new_source()):
+            world.source = source
+            error = (await world.sync())[ORDERS].error
+            assert isinstance(error, Diverged)
+            assert f"ledger {late} is older than ledger 7" in str(error)
+        assert await world.read() == numbered(*map(entries_of, before))
+
+    run(act)
+
+
+def test_a_ledger_whose_offsets_were_trimmed_on_the_tier_is_no_late_one() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in (3, 5, 7):
+            await world.offload(ledger_id)
+        await world.sync()
+        await trim(world.tier, ORDERS, Retention(size_bytes_max=1))
+        await world.offload(9)
+
+        assert (await world.sync())[ORDERS].error is None
+
+        found = await world.read()
+        assert len(found) < 40
+        assert found == numbered(*map(entries_of, (3, 5, 7, 9)))[-len(found) :]
 
     run(act)
 
