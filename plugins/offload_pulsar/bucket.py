@@ -33,7 +33,7 @@ from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, Bl
 from offload_pulsar.index import PulsarIndex
 from offload_pulsar.ledger import PulsarLedger, Walks
 from offload_pulsar.ledger_metadata import LedgerMetadata
-from offload_pulsar.names import LEDGER_NAME, BrokerNames, PulsarKey, check_version
+from offload_pulsar.names import LEDGER_NAME, BrokerNames, PulsarKey, check_version, lowered
 
 __all__ = ["FoundAttempt", "PulsarBucket"]
 
@@ -195,8 +195,8 @@ class PulsarBucket:
     async def scan(self) -> AsyncGenerator[FoundAttempt, None]:
         """Yield every attempt, and every object of a stranger, in the order of their keys.
 
-        The two objects of an attempt are neighbours in a listing. The name of each attempt is asked for once,
-        and remembered.
+        Only strangers lie between the two objects of an attempt in a listing. The name of each attempt is
+        asked for once, and remembered.
         """
         asking = in_order(self._named, self._listed(), at_once=NAMES_AT_ONCE)
         async with aclosing(asking) as rows:
@@ -208,7 +208,8 @@ class PulsarBucket:
         data: tuple[PulsarKey, int] | None = None
         async for row in self._store.list(""):
             key = PulsarKey.parse(row.key)
-            if data is not None and (key is None or key != data[0].index):
+            # A stranger's key, such as that of a backup of the data, may lie between the two.
+            if data is not None and row.key > str(data[0].index):
                 yield FoundAttempt.of(data[0], data[1], None)
                 data = None
             if key is None:
@@ -229,7 +230,7 @@ class PulsarBucket:
                 metadata = await self._store.metadata_of(found.name) or {}
             except NotFound:  # deleted since it was listed
                 return found
-            self._names[found.name] = metadata.get(LEDGER_NAME)
+            self._names[found.name] = lowered(metadata).get(LEDGER_NAME)
         return replace(found, managed_ledger=self._names[found.name])
 
     def _metadata(self, names: BrokerNames, key: PulsarKey) -> dict[str, str]:

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from offload.errors import Corrupt
 
-__all__ = ["BrokerNames", "PulsarKey", "check_version"]
+__all__ = ["BrokerNames", "PulsarKey", "check_version", "lowered"]
 
 _UUID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _KEY: Final = re.compile(rf"(?P<uid>{_UUID})(?:-ledger-(?P<ledger>0|[1-9][0-9]{{0,18}}))?(?P<index>-index)?")
@@ -106,9 +106,13 @@ class BrokerNames:
         return {name: value for name, value in values.items() if value}
 
 
+def lowered(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return metadata with the names of this module: stores and tools that copy objects change their case."""
+    return {name.lower(): value for name, value in metadata.items()}
+
+
 def check_version(metadata: Mapping[str, str], *, where: str) -> None:
     """Raise `Corrupt` if the metadata has no version, or one that Pulsar's readers refuse."""
-    lowered = {name.lower(): value for name, value in metadata.items()}
-    found = lowered.get(VERSION_NAME)
+    found = lowered(metadata).get(VERSION_NAME)
     if found != FORMAT_VERSION:
         raise Corrupt(f"metadata {VERSION_NAME}", where, expected=FORMAT_VERSION, found=found)

@@ -235,6 +235,29 @@ def test_a_ledger_whose_offsets_were_trimmed_on_the_tier_is_no_late_one() -> Non
     run(act)
 
 
+def test_the_objects_of_an_attempt_belong_together_whatever_lies_between_them() -> None:
+    """A copy of the data may sort before the index, and a store or a tool may change the case of names."""
+
+    async def act(world: World) -> None:
+        key = await world.offload(3)
+        strangers = [f"{key}-backup", f"{key} copy", f"{key}.bak"]
+        for stranger in strangers:
+            await world.store.put(stranger, Body.of(b"?"))
+        for each in (key, key.index):
+            old: Any = world.store.objects[str(each)]
+            shouted = {name.upper(): value for name, value in old.metadata.items()}
+            world.store.objects[str(each)] = type(old).of(old, shouted)
+
+        assert (await world.sync())[ORDERS].error is None
+
+        assert await world.read() == numbered(entries_of(3))
+        (note,) = world.source.notes
+        assert "garbage" not in note
+        assert all(repr(stranger) in note for stranger in strangers)
+
+    run(act)
+
+
 def test_two_attempts_with_the_same_entries_are_one_ledger() -> None:
     """Their blocks may be cut differently. An attempt that did not end does not count."""
 
