@@ -40,6 +40,10 @@ WINDOW_SIZE_BYTES: Final = 4 * 2**20
 WINDOWS_MAX: Final = 4
 """Windows that one ledger keeps: as many readers as usual at different places."""
 
+WINDOWS_SIZE_BYTES_MAX: Final = 128 * 2**20
+LEDGERS_WITH_WINDOWS_MAX: Final = 64
+"""The windows that all ledgers of a bucket keep together. A snapshot has open ledgers without end."""
+
 WALKED_ENTRIES_MAX: Final = 2**22
 """Entries whose positions a bucket remembers, with 16 bytes for each."""
 
@@ -62,12 +66,14 @@ class _Walked:
 
 
 class Walks:
-    """The walks of all ledgers of a bucket. The one that was not used for longest is forgotten first."""
+    """The walks of all ledgers of a bucket, and their windows. What was not used for longest goes first."""
 
     def __init__(self, entries_max: int = WALKED_ENTRIES_MAX) -> None:
         self._entries_max = entries_max
         self._entries = 0
         self._kept: OrderedDict[tuple[str, int], _Walked] = OrderedDict()
+        self._windows: OrderedDict[int, OrderedDict[int, Buffer]] = OrderedDict()
+        """The windows of ledgers, by the identity of their dictionaries, which are held."""
 
     def of(self, key: str, offset: int) -> _Walked:
         """Return what is known of the block at `offset`, perhaps nothing yet."""
@@ -82,6 +88,23 @@ class Walks:
         """Count the entries by which a walk grew. A reader keeps a forgotten walk until it is done."""
         if (key, offset) in self._kept:
             self._grow(entries)
+
+    def read(self, windows: OrderedDict[int, Buffer]) -> None:
+        """Take the windows of a ledger as used last. Clears those of others while all are too many."""
+        self._windows[id(windows)] = windows
+        self._windows.move_to_end(id(windows))
+        held = sum(len(each) for kept in self._windows.values() for each in kept.values())
+        while len(self._windows) > 1 and (
+            held > WINDOWS_SIZE_BYTES_MAX or len(self._windows) > LEDGERS_WITH_WINDOWS_MAX
+        ):
+            _, oldest = self._windows.popitem(last=False)
+            held -= sum(map(len, oldest.values()))
+            oldest.clear()
+
+    def closed(self, windows: OrderedDict[int, Buffer]) -> None:
+        """Forget the windows of a ledger."""
+        self._windows.pop(id(windows), None)
+        windows.clear()
 
     def _grow(self, entries: int) -> None:
         self._entries += entries
@@ -284,9 +307,10 @@ class PulsarLedger(EntryLedger):
         self._windows.move_to_end(start)
         while len(self._windows) > WINDOWS_MAX:
             self._windows.popitem(last=False)
+        self._walks.read(self._windows)
         self._read_ends.append(end)
         return memoryview(data)[: end - start]
 
     async def aclose(self) -> None:
         """Forget the windows. A later read fetches them again."""
-        self._windows.clear()
+        self._walks.closed(self._windows)

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey
+from offload_pulsar import ledger as ledger_module
 from offload_pulsar.source import PulsarSource, open_url
 from pulsar_sets import DATA, ListedEntries, store_of
 
@@ -254,6 +255,30 @@ def test_the_objects_of_an_attempt_belong_together_whatever_lies_between_them() 
         (note,) = world.source.notes
         assert "garbage" not in note
         assert all(repr(stranger) in note for stranger in strangers)
+
+    run(act)
+
+
+def test_the_ledgers_of_a_snapshot_hold_few_windows_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot may have any number of ledgers, and they are open until it is closed."""
+    monkeypatch.setattr(ledger_module, "WINDOWS_SIZE_BYTES_MAX", 3000)
+    monkeypatch.setattr(ledger_module, "LEDGERS_WITH_WINDOWS_MAX", 3)
+
+    async def act(world: World) -> None:
+        for ledger_id in range(20):
+            await world.offload(ledger_id, [b"x" * 200] * (5 if ledger_id < 10 else 1), block=2000)
+        async with await (await world.source.stream(ORDERS)).snapshot() as snapshot:
+            for handle in snapshot.ledgers:
+                await handle.read((await handle.table())[:1])
+                kept = [
+                    ledger._windows
+                    for opened in world.source._opened.values()
+                    for ledger in opened
+                    if ledger._windows
+                ]
+                assert 0 < len(kept) <= 3
+                assert sum(len(window) for each in kept for window in each.values()) <= 3000 + 1200
+        assert not any(each._windows for opened in world.source._opened.values() for each in opened)
 
     run(act)
 
