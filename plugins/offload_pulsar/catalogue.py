@@ -23,11 +23,11 @@ from uuid import UUID, uuid5
 
 import numpy as np
 
-from offload.contracts.catalogue import Catalogue, EntryView
+from offload.contracts.catalogue import Catalogue, EntryView, StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.opening import OpeningContext
 from offload.contracts.store import Buffer
-from offload.errors import Absent, Corrupt, NotOffloaded
+from offload.errors import Absent, Corrupt, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows, rows_of_entries
 from offload.model.manifest import CommittedStream
@@ -50,6 +50,9 @@ RELATIVE: Final = (
 )
 
 TIME_MS_BOUND: Final = 2**63 - 1
+
+OFFSETS_BOUND: Final = 2**63
+"""An index may state any number of entries."""
 
 
 def open_catalogue(url: str, *, context: OpeningContext) -> PulsarCatalogue:
@@ -94,6 +97,10 @@ class PulsarCatalogue(Catalogue):
                 raise ledger.within(ledger.where, stream=stream)
             assert isinstance(ledger, BucketLedger), "a bucket has no others"
             _check_attempts(ledger, stream)
+            if end + ledger.last_entry + 1 >= OFFSETS_BOUND:
+                limit = f"offsets below 2^63 from {end} on"
+                what, found = f"number of entries of ledger {ledger.ledger_id}", ledger.last_entry + 1
+                raise Corrupt(what, ledger.where, expected=limit, found=found, stream=stream)
             numbered.append(NumberedLedger(ListedLedger.of(ledger, stream), end))
             end += ledger.last_entry + 1
         if not numbered:
@@ -113,6 +120,19 @@ class PulsarCatalogue(Catalogue):
             entries=rows_of_entries(entries),
         )
         return self.view_of(committed)
+
+    async def newer_view(self, known: CommittedStream) -> StreamView | None:
+        """See `Catalogue.newer_view`. Raises `StreamDeleted`, too, if a ledger came behind a newer one.
+
+        Pulsar tries a failed offload again later. The offsets of the newer ledgers move then.
+        """
+        newest = await super().newer_view(known)
+        if newest is not None and len(known.entries):
+            last = await newest.find(known.next_offset - 1)
+            found = None if last is None else (last.ledger_id, last.next_offset)
+            if found != (int(known.entries["ledger_id"][-1]), known.next_offset):
+                raise StreamDeleted(f"the offsets of stream {known.stream!r} moved while it was read")
+        return newest
 
     def view_of(self, committed: CommittedStream) -> PulsarView:
         """Return a view of these entries. See `Catalogue.view_of`."""
@@ -192,16 +212,22 @@ class PulsarView(EntryView):
         try:
             ledger = BucketLedger([await self._source.opened(entry.ledger_id, entry.attempt)])
         except NotOffloaded as gone:
+            self._source.forget()
             raise Absent(name, stream) from gone
         except Corrupt as damage:
-            raise _named(damage, name, stream) from damage
+            raise _named(damage, name, stream, self._source) from damage
         blocks = ledger.blocks
         if entry.checksum >= len(blocks):
             raise Corrupt("number of blocks", name, expected=f"above {entry.checksum}", found=len(blocks))
         first = blocks[entry.checksum].first_entry
         numbered = NumberedLedger(ListedLedger.of(ledger, stream), entry.first_offset - first)
         return _BlockHandle(
-            numbered=numbered, first_entry=first, stop=first + entry.records, known={}, name=name
+            numbered=numbered,
+            first_entry=first,
+            stop=first + entry.records,
+            known={},
+            name=name,
+            source=self._source,
         )
 
     async def first_since(self, timestamp_ms: int) -> Entry | None:
@@ -240,6 +266,7 @@ class _BlockHandle(EntryHandle):
     """The entries of one block as chunks. A data object that is gone is `Absent`."""
 
     name: str
+    source: PulsarSource
 
     @property
     def where(self) -> str:
@@ -249,13 +276,13 @@ class _BlockHandle(EntryHandle):
         try:
             return await EntryHandle.table(self)
         except Corrupt as damage:
-            raise _named(damage, self.name, self.numbered.listed.stream) from damage
+            raise _named(damage, self.name, self.numbered.listed.stream, self.source) from damage
 
     async def read(self, rows: ChunkTable) -> Buffer:
         try:
             return await EntryHandle.read(self, rows)
         except Corrupt as damage:
-            raise _named(damage, self.name, self.numbered.listed.stream) from damage
+            raise _named(damage, self.name, self.numbered.listed.stream, self.source) from damage
 
     async def first_ms(self) -> int:
         """Return the time of the first entry, as a reader of one entry finds it."""
@@ -263,6 +290,9 @@ class _BlockHandle(EntryHandle):
         return int(np.broadcast_to(np.asarray(run.timestamps_ms), 1)[0])
 
 
-def _named(damage: Corrupt, name: str, stream: str) -> Corrupt:
-    is_gone = (damage.what, damage.found) == ("data object", "absent")
-    return Absent(name, stream) if is_gone else damage.within(damage.where, stream=stream)
+def _named(damage: Corrupt, name: str, stream: str, source: PulsarSource) -> Corrupt:
+    if (damage.what, damage.found) == ("data object", "absent"):
+        # The listing that named it is too old to tell a deletion from a loss.
+        source.forget()
+        return Absent(name, stream)
+    return damage.within(damage.where, stream=stream)

@@ -131,12 +131,18 @@ class PulsarSource(Source):
     async def opened(self, ledger_id: int, uid: UUID) -> PulsarLedger:
         """Open one attempt on a ledger, without a listing. Raises `NotOffloaded` if it is gone."""
         for key in (PulsarKey(uid, ledger_id), PulsarKey(uid)):
-            for each in self._opened.get(str(key), ()):
+            try:
+                opened = await self._open(key)
+            except NotOffloaded:
+                continue
+            for each in opened:
                 if each.ledger_id == ledger_id:
                     return each
-        ledger = await self._bucket.open(ledger_id, uid)
-        self._opened.setdefault(ledger.where, [ledger])
-        return ledger
+        raise NotOffloaded(f"ledger {ledger_id} has no index of attempt {uid} in {self._url}")
+
+    def forget(self) -> None:
+        """Look at the bucket again when it is asked next: something that was listed is gone."""
+        self._scanned_at = -inf
 
     async def aclose(self) -> None:
         """Close the store."""
@@ -162,36 +168,37 @@ class PulsarSource(Source):
         ids: Sequence[int] = ()
         if row.key is not None and row.key.ledger_id is not None:
             ids = (row.key.ledger_id,)
-        elif row.is_whole:
+        elif row.key is not None and row.index_size_bytes is not None:
             try:
-                ids = [each.ledger_id for each in await self._open(row)]
+                ids = [each.ledger_id for each in await self._open(row.key)]
             except (Corrupt, NotOffloaded) as error:
                 sorting.leave_out(str(error), row.name)
                 return
         sorting.add(row, ids)
 
-    async def _open(self, attempt: FoundAttempt) -> Sequence[PulsarLedger]:
+    async def _open(self, key: PulsarKey) -> Sequence[PulsarLedger]:
         """Return all ledgers of an attempt. Raises `NotOffloaded` if it is gone."""
-        opened = self._opened.get(attempt.name)
+        opened = self._opened.get(str(key))
         if opened is None:
-            assert attempt.key is not None, "a stranger is no attempt"
-            opened = self._opened[attempt.name] = await self._bucket.ledgers(attempt.key)
+            opened = self._opened[str(key)] = await self._bucket.ledgers(key)
         return opened
 
     async def _ledger(self, item: tuple[int, Sequence[FoundAttempt]]) -> EntryLedger | Corrupt:
         ledger_id, attempts = item
-        whole = [each for each in attempts if each.is_whole]
+        whole = [each.key for each in attempts if each.is_whole and each.key is not None]
         if not whole:
             return Corrupt("data object", attempts[0].name, expected="present", found="absent")
         try:
-            opened = [each for attempt in whole for each in await self._open(attempt)]
+            opened = [each for key in whole for each in await self._open(key)]
         except Corrupt as damage:
             return damage
         except NotOffloaded as gone:
+            self.forget()
             raise TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened") from gone
         same = [each for each in opened if each.ledger_id == ledger_id]
-        if any(each.first_entry for each in same):
-            return Corrupt("first entry", whole[0].name, expected=0, found=same[0].first_entry)
+        for each in same:
+            if each.first_entry:
+                return Corrupt("first entry", each.where, expected=0, found=each.first_entry)
         return BucketLedger(same)
 
 

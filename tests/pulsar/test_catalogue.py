@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from command_line import offload
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarCatalogue, PulsarKey
-from offload_pulsar.ledger_metadata import message_class
+from offload_pulsar.index import PulsarIndex
+from offload_pulsar.ledger_metadata import LedgerMetadata, message_class
 from offload_pulsar.source import PulsarSource
 from offload_spark.bounds import ScanBounds
-from pulsar_sets import DATA, ListedEntries
+from pulsar_sets import DATA, ListedEntries, store_of
 from spark.in_process import Tier
 
 from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
@@ -92,6 +95,83 @@ def test_offsets_count_from_the_oldest_ledger_and_a_reader_learns_that_they_move
 
         assert await world.read() == ENTRIES[:7]
         assert "offsets count from the oldest ledger" in world.tier.notes[0]
+
+    asyncio.run(main())
+
+
+def test_a_deletion_since_the_last_look_at_the_bucket_is_no_damage() -> None:
+    """The listing is shared for some seconds. It is not trusted against an object that is gone."""
+
+    async def main() -> None:
+        for is_cached in (True, False):
+            world = World()
+            await world.offload(3)
+            await world.offload(9, ENTRIES[:7])
+            reader = await StreamReader.open(world.tier, ORDERS)
+            batches = reader.messages(0)
+            if is_cached:
+                await anext(batches)
+            else:
+                world.tier._source._opened.clear()
+            await PulsarBucket(world.store).delete(3, world.uids[3])
+
+            with pytest.raises(StreamDeleted, match="deleted while it was read"):
+                async for _ in batches:
+                    pass
+
+    asyncio.run(main())
+
+
+def test_a_process_that_opened_one_ledger_of_an_object_finds_the_others() -> None:
+    async def main() -> None:
+        store = await store_of("v2-three-ledgers")
+        names = await World(store).tier.streams()
+        assert len(names) == 3
+        view = await World(store).tier.view(names[0])
+        (entry, *_) = entries_of_rows(view.committed.entries)
+        other = World(store).tier
+        async with await other.view_of(view.committed).open(entry) as handle:
+            assert (await handle.table())["records"].sum() == entry.records
+        assert await other.streams() == names
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("last", [2**62, 2**63 - 1])
+def test_a_number_of_entries_beyond_all_offsets_is_damage(last: int) -> None:
+    async def main() -> None:
+        world = World()
+        for ledger_id in (3, 4):
+            key = str((await world.offload(ledger_id, [b"a"])).index)
+            old: Any = world.store.objects[key]
+            index = PulsarIndex.decode(old, ledger_id=ledger_id, where=key)
+            (group,) = index.groups
+            message = message_class("bookkeeper.LedgerMetadata").FromString(group.metadata.raw)
+            message.lastEntryId = last
+            metadata = LedgerMetadata.decode(message.SerializeToString(), where=key)
+            index = replace(index, groups=(replace(group, metadata=metadata),))
+            world.store.objects[key] = type(old).of(index.encode(), old.metadata)
+
+        with pytest.raises(Corrupt, match="number of entries of ledger"):
+            await world.tier.view(ORDERS)
+
+    asyncio.run(main())
+
+
+def test_a_follower_learns_that_a_ledger_was_added_behind_a_newer_one() -> None:
+    """Pulsar goes on with the next ledger when one fails, and tries the failed one again later."""
+
+    async def main() -> None:
+        world = World()
+        await world.offload(3)
+        await world.offload(7)
+        view = await world.tier.view(ORDERS)
+        await world.offload(5)
+        await world.offload(9)
+        world.now += 60
+
+        with pytest.raises(StreamDeleted, match="moved while it was read"):
+            await world.tier.newer_view(view.committed)
 
     asyncio.run(main())
 

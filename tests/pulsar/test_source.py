@@ -259,6 +259,20 @@ def test_the_objects_of_an_attempt_belong_together_whatever_lies_between_them() 
     run(act)
 
 
+def test_an_index_of_several_ledgers_without_data_is_noted() -> None:
+    """It is of no stream: its ledgers are known only with the data."""
+
+    async def act(world: World) -> None:
+        world.store = await store_of("v2-three-ledgers")
+        data = next(key for key in world.store.objects if not key.endswith("index"))
+        del world.store.objects[data]
+
+        with pytest.raises(NotOffloaded, match=f"{data}.*expected present, found absent"):
+            await world.new_source().streams()
+
+    run(act)
+
+
 def test_the_ledgers_of_a_snapshot_hold_few_windows_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may have any number of ledgers, and they are open until it is closed."""
     monkeypatch.setattr(ledger_module, "WINDOWS_SIZE_BYTES_MAX", 3000)
