@@ -64,6 +64,9 @@ class FoundAttempt:
     managed_ledger: str | None = None
     """The topic partition, from the metadata. None if the store keeps none, or the object has none."""
 
+    is_gone: bool = False
+    """True if it was deleted since it was listed, before its name was known."""
+
     @classmethod
     def of(cls, key: PulsarKey, data: int | None, index: int | None) -> FoundAttempt:
         """Return the attempt with this key of its data, and these sizes of its objects."""
@@ -228,8 +231,8 @@ class PulsarBucket:
         if found.name not in self._names:
             try:
                 metadata = await self._store.metadata_of(found.name) or {}
-            except NotFound:  # deleted since it was listed
-                return found
+            except NotFound:
+                return replace(found, is_gone=True)
             self._names[found.name] = lowered(metadata).get(LEDGER_NAME)
         return replace(found, managed_ledger=self._names[found.name])
 

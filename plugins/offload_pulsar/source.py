@@ -166,6 +166,8 @@ class PulsarSource(Source):
 
     async def _sort(self, row: FoundAttempt, sorting: _Sorting) -> None:
         ids: Sequence[int] = ()
+        if row.is_gone:  # without its name it would look like a stream of its own
+            return
         if row.key is not None and row.key.ledger_id is not None:
             ids = (row.key.ledger_id,)
         elif row.key is not None and row.index_size_bytes is not None:

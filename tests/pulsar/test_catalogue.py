@@ -226,6 +226,40 @@ def test_a_time_is_found_in_the_block_that_has_it() -> None:
     asyncio.run(main())
 
 
+def test_the_first_of_several_blocks_of_one_time_is_found() -> None:
+    async def main() -> None:
+        world = World()
+        await world.offload(3, [message(1000 if number < 12 else 2000) for number in range(40)])
+        view = await world.tier.view(ORDERS)
+        blocks = entries_of_rows(view.committed.entries)
+        first = next(block for block in blocks if block.next_offset > 12)
+
+        assert sum(block.first_offset >= 12 for block in blocks) > 2
+        assert await view.first_since(1000) == blocks[0]
+        assert await view.first_since(1001) == await view.first_since(2000) == first
+
+    asyncio.run(main())
+
+
+def test_a_number_of_blocks_that_changed_since_the_view_is_damage() -> None:
+    async def main() -> None:
+        world = World()
+        key = await world.offload(3)
+        view = await world.tier.view(ORDERS)
+        blocks = entries_of_rows(view.committed.entries)
+        other = World(world.store)
+        other.uids = {3: key.uid}
+        await other.delete(3)
+        names = BrokerNames(managed_ledger=ORDERS)
+        await PulsarBucket(world.store).offload(ListedEntries(3, ENTRIES), key.uid, names=names)
+
+        for block in blocks[1:]:
+            with pytest.raises(Corrupt, match=r"number of blocks: expected above \d+, found 1"):
+                await other.tier.view_of(view.committed).open(block)
+
+    asyncio.run(main())
+
+
 def test_a_ledger_that_is_gone_is_absent_and_damage_names_its_byte() -> None:
     async def main() -> None:
         world = World()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey
 from offload_pulsar import ledger as ledger_module
+from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.source import PulsarSource, open_url
 from pulsar_sets import DATA, ListedEntries, store_of
 
@@ -89,6 +90,19 @@ class NoMetadata(MemoryStore):
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, metadata_size_bytes_max=0)
+
+
+class Deleting(FaultyStore):
+    """A store of which an object is deleted before anybody asks for its metadata."""
+
+    def __init__(self, inner: MemoryStore, key: str) -> None:
+        super().__init__(inner)
+        self.key = key
+
+    async def metadata_of(self, key: str) -> Mapping[str, str] | None:
+        if key == self.key:
+            await self.delete([key])
+        return await super().metadata_of(key)
 
 
 def rewrite(store: MemoryStore, key: object, data: bytes | None = None, **metadata: str) -> None:
@@ -255,6 +269,21 @@ def test_the_objects_of_an_attempt_belong_together_whatever_lies_between_them() 
         (note,) = world.source.notes
         assert "garbage" not in note
         assert all(repr(stranger) in note for stranger in strangers)
+
+    run(act)
+
+
+def test_a_ledger_that_is_deleted_during_a_listing_is_no_stream_of_its_own() -> None:
+    async def act(world: World) -> None:
+        await world.offload(3)
+        await world.offload(5)
+        store = Deleting(world.store, str(PulsarKey(world.uids[3], 3)))
+        world.source = PulsarSource(store, "pulsar+memory://bucket")
+
+        assert [stream.name for stream in await world.source.streams()] == [ORDERS]
+
+        assert len(await world.source.ledgers_of(ORDERS)) == 1
+        assert not world.source.notes
 
     run(act)
 
@@ -454,6 +483,32 @@ def test_real_messages_have_the_times_at_which_they_were_published() -> None:
         times = {batch.timestamp_ms async for batch in reader.messages(reader.manifest.first_offset)}
         assert max(times) == max(row["publish_time"] for row in rows)
         assert len(await world.read(name)) == len({row["entry"] for row in rows})
+
+    run(act)
+
+
+def test_a_time_beyond_64_bits_is_not_taken() -> None:
+    async def act(world: World) -> None:
+        message = message_class("messages.EntryMetadata")(
+            producer_name=b"p", sequence_id=1, publish_time=2**63
+        ).SerializeToString()
+        await world.offload(3, [len(message).to_bytes(4, "big") + message])
+
+        assert (await world.sync())[ORDERS].error is None
+
+        reader = await StreamReader.open(world.tier, ORDERS)
+        assert {batch.timestamp_ms async for batch in reader.messages(0)} == {0}
+
+    run(act)
+
+
+def test_an_object_that_lacks_the_beginning_of_a_ledger_is_damage() -> None:
+    async def act(world: World) -> None:
+        world.store = await store_of("v2-three-ledgers")
+        found = await world.new_source().ledgers_of("ledger-7")
+        assert [(each.what, each.found) for each in found if isinstance(each, Corrupt)] == [
+            ("first entry", 40)
+        ]
 
     run(act)
 
