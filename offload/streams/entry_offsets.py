@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 from typing import TypeAlias
 
@@ -318,12 +319,12 @@ async def first_offset_of_ledger(view: StreamView, ledger_id: int) -> int:
 
 
 def _spans(since: CommittedStream) -> dict[int, LedgerSpan]:
-    """Return the offsets of the ledgers that the root names without a group."""
+    """Return the offsets of the ledgers that the root names without a group: none if it is empty."""
     rows = since.entries[since.entries["kind"] == 0]
     ids = rows["ledger_id"]
     firsts = [row for row in range(len(ids)) if row == 0 or ids[row] != ids[row - 1]]
     spans: dict[int, LedgerSpan] = {}
-    for first, stop in zip(firsts, [*firsts[1:], len(rows)], strict=True):
+    for first, stop in pairwise([*firsts, len(rows)]):
         # The first row of all may continue a ledger. It says whether it does.
         is_beginning = first > 0 or bool(rows["ledgers"][first])
         last = rows[stop - 1]

@@ -31,8 +31,8 @@ from offload import (
 )
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Span
-from offload.errors import Corrupt, Diverged
-from offload.store.faults import FaultyStore
+from offload.errors import Corrupt, Denied, Diverged
+from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 
 ORDERS = "public/default/persistent/orders-partition-0"
@@ -269,6 +269,46 @@ def test_the_objects_of_an_attempt_belong_together_whatever_lies_between_them() 
         (note,) = world.source.notes
         assert "garbage" not in note
         assert all(repr(stranger) in note for stranger in strangers)
+
+    run(act)
+
+
+@pytest.mark.parametrize(("begin", "later"), [(0, 0), (1000, 1000), (1000, 0), (0, 1000)])
+def test_a_first_sync_that_failed_before_its_first_commit_is_repeated(begin: int, later: int) -> None:
+    """The root is there, and has no fragment. Its offset stays, whatever the option says later."""
+
+    async def act(world: World) -> None:
+        await world.offload(3)
+        denied = Rule(Fault.DENY, "put", "*.fragment")
+        inner = MemoryStore()
+        world.tier = ObjectStoreOffloader(FaultyStore(inner, rules=[denied]))
+        world.source = world.new_source(first_offset=begin)
+        assert isinstance((await world.sync())[ORDERS].error, Denied)
+        world.tier = ObjectStoreOffloader(inner, options=TierOptions(fragment_size_bytes=400))
+        world.source = world.new_source(first_offset=later)
+
+        for ledgers in ([3], [3, 4]):
+            assert (await world.sync())[ORDERS].error is None
+            assert await world.read() == numbered(*map(entries_of, ledgers), begin=begin)
+            await world.offload(4)
+
+    run(act)
+
+
+def test_a_tier_that_was_trimmed_to_nothing_goes_on() -> None:
+    async def act(world: World) -> None:
+        for ledger_id in (3, 5):
+            await world.offload(ledger_id)
+        await world.sync()
+        await world.delete(3)
+        await world.delete(5)
+        await trim(world.tier, ORDERS, Retention(before_offset=20))
+        await world.offload(9)
+        world.source = world.new_source()
+
+        assert (await world.sync())[ORDERS].error is None
+
+        assert (await world.read())[-10:] == numbered(entries_of(9), begin=20)
 
     run(act)
 
