@@ -176,6 +176,35 @@ def test_an_export_can_be_repeated(tier: Path, bucket: Path) -> None:
     ]
 
 
+def test_an_attempt_without_index_is_written_again(tier: Path, bucket: Path) -> None:
+    export(tier, bucket)
+    for path in bucket.glob("*-ledger-3-index"):
+        path.unlink()
+
+    again = export(tier, bucket, "--json")
+
+    assert again.code == 0
+    assert [each["was_there"] for each in json.loads(again.text)["ledgers"]] == [False, True]
+    assert entries_in(bucket, records_of(again)[0]) == LEDGERS[3]
+
+
+def test_a_ledger_has_the_newest_of_times_that_go_back(tmp_path: Path, bucket: Path) -> None:
+    async def main() -> None:
+        async with open_tier(str(tmp_path / "tier")) as tier:
+            writer = await StreamWriter.claim(tier, "orders", first_offset=0)
+            chunks = [
+                build_chunk([b"x" * size], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
+                for offset, (size, timestamp_ms) in enumerate([(2**22, 5), (9, 8000), (2**22, 7), (9, 6)])
+            ]
+            await writer.offload([MemoryHandle(chunks, ledger_id=3)])
+
+    asyncio.run(main())
+
+    (record,) = records_of(export(tmp_path / "tier", bucket, "--newest", "--json"))
+
+    assert record.closed_ms == 8000
+
+
 def test_another_ledger_of_the_same_id_stops_the_export(tier: Path, bucket: Path, tmp_path: Path) -> None:
     export(tier, bucket)
     other = tier_of(tmp_path / "other", {3: [b"another"], 9: [b"x"]})

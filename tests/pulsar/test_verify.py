@@ -21,6 +21,7 @@ from offload_pulsar.verifying import BucketReport, verify_bucket
 from pulsar_sets import REPEATABLE, SETS, ListedEntries, objects_of, store_of, uid_of
 
 from offload.contracts.store import Body
+from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
 STORED = [name for name in SETS if (Path(__file__).parent.parent / "data" / "pulsar" / name).is_dir()]
@@ -54,6 +55,47 @@ def test_entries_of_producers_have_checksums_of_their_own() -> None:
     report = verified(asyncio.run(store_of("messages")))
 
     assert (report.entries, report.checked_entries) == (124, 123)
+
+
+def test_no_more_is_read_for_an_entry_that_crosses_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "WINDOW_SIZE_BYTES", 4096)
+
+    async def main() -> None:
+        inner = MemoryStore()
+        bucket = PulsarBucket(inner)
+        await bucket.offload(ListedEntries(7, [b"x" * 1000] * 100), KEY.uid, names=NAMES)
+        old: Any = inner.objects[str(KEY)]
+        data = bytearray(old)
+        data[128:132] = b"\x7f\xff\xff\xff"
+        inner.objects[str(KEY)] = type(old).of(bytes(data), old.metadata)
+        store, report = FaultyStore(inner), BucketReport(keeps_metadata=True)
+
+        await verify_bucket(store, report)
+
+        assert [(each.what, each.position) for each in report.damages] == [("size of an entry", 128)]
+        assert sum(call.operation == "get" for call in store.calls) <= 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("of", ["blocks", "entries"])
+def test_the_damages_of_one_attempt_are_bounded(of: str) -> None:
+    """The other blocks are left out, and counted as bytes that are behind."""
+
+    async def main() -> MemoryStore:
+        store = MemoryStore()
+        entry = bytes.fromhex("0e01 00000000") + b"x" * 50  # its checksum is wrong
+        bucket = PulsarBucket(store, block_size_bytes_max=200)
+        await bucket.offload(ListedEntries(7, [entry] * 40), KEY.uid, names=NAMES)
+        if of == "blocks":
+            old: Any = store.objects[str(KEY)]
+            store.objects[str(KEY)] = type(old).of(bytes(len(old)), old.metadata)
+        return store
+
+    report = verified(asyncio.run(main()))
+
+    assert len(report.damages) == verifying.DAMAGES_MAX
+    assert report.size_bytes == report.total_size_bytes
 
 
 @pytest.mark.parametrize(
