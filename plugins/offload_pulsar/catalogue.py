@@ -45,8 +45,8 @@ INCARNATIONS: Final = UUID("6f2d3c0e-52a1-4a0b-9d0c-0f8a3ad1f6b7")
 """The space of names of incarnations, which are made of a stream and its oldest ledger."""
 
 RELATIVE: Final = (
-    "offsets count from the oldest ledger that is there, and move when Pulsar deletes it; those of a copy by "
-    "`offload sync` stay"
+    "offsets count from the oldest ledger that is there, and move when Pulsar deletes it or offloads one late; "
+    "those of a copy by `offload sync` stay"
 )
 
 TIME_MS_BOUND: Final = 2**63 - 1

@@ -85,7 +85,7 @@ def test_the_damages_of_one_attempt_are_bounded(of: str) -> None:
     async def main() -> MemoryStore:
         store = MemoryStore()
         entry = bytes.fromhex("0e01 00000000") + b"x" * 50  # its checksum is wrong
-        bucket = PulsarBucket(store, block_size_bytes_max=200)
+        bucket = PulsarBucket(store, block_size_bytes_max=200 if of == "blocks" else 4000)
         await bucket.offload(ListedEntries(7, [entry] * 40), KEY.uid, names=NAMES)
         if of == "blocks":
             old: Any = store.objects[str(KEY)]
