@@ -198,7 +198,7 @@ def test_a_plan_keeps_what_a_step_would_keep_in_doubt() -> None:
 
     async def scenario(world: World) -> None:
         ledger, records = await offloaded(world, 10, 10, 10, 5)
-        key = [key for key in objects_of(world) if key.endswith(".fragment")][1]
+        key = sorted(key for key in objects_of(world) if key.endswith(".fragment"))[1]
         objects_of(world)[key] = bytes(len(objects_of(world)[key]))
         world.clock.now += 61
 

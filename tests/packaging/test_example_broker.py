@@ -354,18 +354,16 @@ def test_a_second_broker_on_the_same_folder_does_not_start(tmp_path: Path) -> No
 def patient(commands: list[str]) -> Iterator[str]:
     """Yield the commands of the page. Each `sleep` waits for its reason, however slow the machine is."""
     until, before = "until {}; do sleep 0.1; done", ""
-    for command_line in commands:
+    for command_line, behind in zip(commands, [*commands[1:], ""], strict=True):
         match command_line.split():
             case [*_, "&"]:
                 yield f"rm -f said; {command_line.removesuffix('&')} > said &"
             case ["sleep", _] if before.endswith("&"):
                 yield until.format("grep -qs listening said") + "; cat said"
-            case ["sleep", _] if "--cursor" in before:
-                yield until.format("grep -qs 'billing.*2' data/orders/note.cursors")  # the offset is saved
+            case ["sleep", _] if behind.startswith("ls"):  # the local copy goes
+                yield until.format("! ls data/orders/00000000000000000000.* > /dev/null 2>&1")
             case ["sleep", _]:
-                yield until.format(
-                    "! ls data/orders/00000000000000000000.* > /dev/null 2>&1"
-                )  # the local copy goes
+                yield until.format("grep -qs 'billing.*2' data/orders/note.cursors")  # the offset is saved
             case _:
                 yield command_line
         before = command_line
