@@ -358,6 +358,8 @@ def patient(commands: list[str]) -> Iterator[str]:
         match command_line.split():
             case [*_, "&"]:
                 yield f"rm -f said; {command_line.removesuffix('&')} > said &"
+            case ["kill", "-9", pid]:  # the next broker needs the lock of this one
+                yield f"{command_line}; wait {pid} 2> /dev/null"
             case ["sleep", _] if before.endswith("&"):
                 yield until.format("grep -qs listening said") + "; cat said"
             case ["sleep", _] if behind.startswith("ls"):  # the local copy goes
