@@ -38,6 +38,9 @@ class Differences:
             if "\n" in request.node.callspec.params["key"]:
                 reason = "moto answers 404 to a PUT of a key with a line feed"
                 request.applymarker(pytest.mark.xfail(reason=reason))
+        elif (name, test) == ("moto", "test_unfinished_uploads_tell_when_they_began"):
+            reason = "moto lists every upload with one day of 2010"
+            request.applymarker(pytest.mark.xfail(reason=reason))
         elif (name, test) == ("minio", "test_calls_may_overlap"):
             reason = "MinIO sometimes denies a PUT into a folder whose last object is deleted meanwhile"
             request.applymarker(pytest.mark.xfail(reason=reason, raises=Denied, strict=False))

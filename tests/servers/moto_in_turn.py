@@ -1,8 +1,9 @@
-"""moto with conditional puts one at a time: `python moto_in_turn.py PORT`.
+"""moto with puts one at a time: `python moto_in_turn.py PORT`.
 
 moto checks if a key exists and then stores, in two steps: of eight processes that created one key, two have
-won. No store that we recommend for commits does that. So a lock in front of moto's own application serializes
-requests with `If-None-Match`. It is a layer of the tests, and the closing table says so.
+won. And it answers 500 to some of the puts that replace one object at the same time. No store that we
+recommend for commits does that. So a lock in front of moto's own application serializes puts. It is a layer
+of the tests, and the closing table says so.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from typing import Any
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
 
-BODY_SIZE_BYTES_MAX = 16 * 2**20
-"""The size limit of a conditional put; they are small."""
-
 
 class InTurn:
     """A WSGI application in front of another one."""
@@ -28,13 +26,11 @@ class InTurn:
         self._turn = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """Pass requests on. Pass a conditional request on alone, and only after its whole body has
-        arrived.
-        """
-        if "HTTP_IF_NONE_MATCH" not in environ:
+        """Pass requests on. Pass a put on alone, and only after its whole body has arrived."""
+        if environ["REQUEST_METHOD"] != "PUT" or not environ.get("CONTENT_LENGTH"):
             return self._inner(environ, start)
-        size_bytes = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_SIZE_BYTES_MAX)
-        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(size_bytes))
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = io.BytesIO(body)
         with self._turn:
             return list(self._inner(environ, start))
 
