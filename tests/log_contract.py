@@ -320,7 +320,7 @@ class LogContract:
             tasks = [asyncio.ensure_future(log.append([b"x" * 1000], timestamp_ms=NOW_MS)) for _ in range(50)]
             await asyncio.sleep(0)
             await log.aclose()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             written = [each for each in outcomes if isinstance(each, int)]
             assert written == [*range(len(written))]

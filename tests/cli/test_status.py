@@ -211,7 +211,7 @@ def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path
 def test_a_process_that_does_not_say_its_status_is_not_taken_for_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr("offload.service.asking.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("offload.service.asking.PATIENCE_SECONDS", 60.0 if reply else 0.2)
     with answering(reply) as port:
         ran = of_config(tmp_path, port)
 

@@ -134,8 +134,8 @@ def test_closing_while_a_read_waits_ends_it_at_once_and_blocks_nobody() -> None:
                 reads.close()
                 await direct.aclose()
                 with pytest.raises(Exception, match="cancelled"):
-                    await asyncio.wait_for(reading, 20)
-                assert time.monotonic() - began < 5
+                    await asyncio.wait_for(reading, 60)
+                assert time.monotonic() - began < 30
         gc.collect()
 
     with wire(half) as server:

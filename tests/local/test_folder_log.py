@@ -517,7 +517,7 @@ class Clock:
 
     async def tick(self) -> float:
         """End one sleep, and return when the next one has begun, or none does."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.sleeping:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         seconds, future = self.sleeping.pop()

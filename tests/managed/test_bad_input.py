@@ -992,7 +992,7 @@ def test_who_waits_for_a_log_is_woken_by_what_it_acknowledges_after_the_append()
 
         log.acknowledged = 1
 
-        assert await asyncio.wait_for(waiting, 20)
+        assert await asyncio.wait_for(waiting, 60)
 
     run(scenario)
 

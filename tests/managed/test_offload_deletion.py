@@ -347,7 +347,7 @@ def test_a_follower_ends_when_the_ledger_is_closed_or_fenced(is_fenced: bool) ->
             await ledger.close()
 
         with pytest.raises(Fenced if is_fenced else Misuse):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
     run(scenario)
 

@@ -32,7 +32,7 @@ async def offsets(batches: AsyncGenerator[Messages, None], count: int) -> list[i
     """Return the offsets of the next records, at least so many."""
     found: list[int] = []
     while len(found) < count:
-        batch = await asyncio.wait_for(anext(batches), 5)
+        batch = await asyncio.wait_for(anext(batches), 60)
         found += range(batch.offset, batch.offset + len(batch.bodies))
     return found
 
@@ -189,7 +189,7 @@ def test_a_follower_never_delivers_a_record_that_a_rival_wrote() -> None:
 
             await ledger.append([b"of the owner"])
 
-            assert (await asyncio.wait_for(anext(batches), 5)).bodies == [b"of the owner"]
+            assert (await asyncio.wait_for(anext(batches), 60)).bodies == [b"of the owner"]
 
     run(scenario)
 

@@ -109,7 +109,7 @@ def test_a_chunk_beyond_the_end_is_not_vouched_for_until_it_is_there(broker: Bro
             await asyncio.sleep(1)
             assert not beyond.done()
             await publish(broker, ("waits",), 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert (await beyond).first_offset == end
 
     asyncio.run(scenario())

@@ -68,7 +68,7 @@ def taken(opened: socket.socket) -> Iterator[bytes]:
 async def some(opened: socket.socket, number: int = 1) -> list[str]:
     """Return the next messages."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [(await loop.sock_recv(opened, 2 * PAGE_SIZE_BYTES)).decode() for _ in range(number)]
 
 

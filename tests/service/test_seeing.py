@@ -369,7 +369,7 @@ def test_the_process_goes_on_if_a_companion_fails(caplog: pytest.LogCaptureFixtu
             stopping.set()
             await asyncio.Event().wait()
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await serve(dispatcher, fails, stops_it)
 
     asyncio.run(scenario())
