@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -123,7 +123,7 @@ def _claimed(folder: Path) -> Iterator[None]:
 def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str]) -> None:
     """Record what is exported, or raise `Misuse` if it is not what the folder has."""
     path = folder / SETTINGS_NAME
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else settings | {"parts": {}}
+    before = _recorded(path, settings.keys()) if path.exists() else settings | {"parts": {}}
     for name, value in settings.items():
         if before[name] != value:
             raise Misuse(
@@ -139,6 +139,14 @@ def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str])
         with _appearing(path) as unfinished:
             text = json.dumps(settings | {"parts": before["parts"] | incarnations}, indent=1)
             unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+def _recorded(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in names} | {"parts": dict(found["parts"])}
+    except (ValueError, TypeError, LookupError) as exc:
+        raise Misuse(f"{path} is no record of an export: take another folder") from exc
 
 
 def _end_of(folder: Path) -> PartOffset | None:

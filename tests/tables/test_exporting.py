@@ -130,6 +130,15 @@ def test_another_stream_format_or_column_is_refused(made: World, tmp_path: Path)
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"stream": "orders"}', "\udcff"], ids=repr)
+def test_a_file_of_another_program_is_no_record_of_an_export(made: World, tmp_path: Path, text: str) -> None:
+    made.write("orders", [ledger_of(3)])
+    (tmp_path / "export.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    with pytest.raises(Misuse, match=r"export\.json is no record of an export: take another folder"):
+        export_stream(made.tables["orders"], tmp_path)
+
+
 def test_a_stream_that_was_begun_again_is_refused(made: World, tmp_path: Path) -> None:
     made.blocking.append("orders", [b"one"])
     export_stream(made.tables["orders"], tmp_path)

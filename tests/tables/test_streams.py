@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import osiris_data
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from foreign_tier import LinesCatalogue
 from hypothesis import given, settings
@@ -23,6 +24,8 @@ from offload import AtOffset, AtTime, Blocking, PartOffset, tables
 from offload.arrow.batches import _Made
 from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
+from offload.formats.codecs import Codec
+from offload.formats.entries import SubBatch
 from offload.formats.records import RecordRun
 from offload.store.faults import Fault, Rule
 from offload.streams.batches import Window
@@ -216,6 +219,30 @@ def test_columns_of_the_index_and_counts_fetch_no_chunk(made: World) -> None:
     assert made.fragments_requested() == 0
     assert stream.to_arrow(columns=["value"]).num_rows == 2000
     assert made.fragments_requested() > 1
+
+
+def test_a_chunk_of_a_million_empty_records_and_a_large_one_are_read(made: World) -> None:
+    many = [SubBatch.of([b""] * 2**15, Codec.GZIP)] * 31 + [b""] * 2**15
+    chunks = [
+        build_chunk(many, offset=0, timestamp_ms=1, epoch=1),
+        build_chunk([b"", b"x" * 2**24, b""], offset=2**20, timestamp_ms=2, epoch=1),
+    ]
+    made.write("orders", [MemoryLedger(chunks)])
+
+    sizes = pa.chunked_array([pc.binary_length(each["value"]) for each in made.tables["orders"].to_batches()])
+
+    assert pc.sum(sizes).as_py() == 2**24
+    assert sizes.to_numpy().nonzero()[0].tolist() == [2**20 + 1]
+    assert len(sizes) == 2**20 + 3
+
+
+def test_values_further_apart_than_arrow_can_address_are_found(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload.arrow.batches.SPAN_SIZE_BYTES_MAX", 20)
+    made.write("orders", [ledger_of(6)])
+
+    assert rows_of(made.tables["orders"].to_arrow()) == made.expected()
 
 
 def test_tracking_records_are_not_counted(made: World) -> None:
