@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import osiris_data
+import pulsar_sets
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -419,6 +421,23 @@ def test_a_read_only_tier_is_read_likewise(tmp_path: Path) -> None:
 
     with ArrowTier.around(Blocking.around(lambda: LinesCatalogue(tmp_path))) as tier:
         assert tier["orders"].to_arrow(1)["value"].to_pylist() == [b"two", b"three"]
+
+
+def test_a_bucket_of_pulsar_is_read_likewise() -> None:
+    """An entry is a row, and has several messages."""
+    folder = pulsar_sets.DATA / "messages"
+    expected = [json.loads(line) for line in (folder / "expected.jsonl").read_text().splitlines()]
+
+    with offload.open(f"pulsar+file://{folder}") as tier:
+        found = tier["ledger-7"].to_arrow(columns=["offset", "messages"], decode="pulsar")
+
+    assert found["offset"].to_pylist() == [*range(124)]
+    published = [
+        (offset, each["metadata"]["publish_time"])
+        for offset, messages in zip(*(column.to_pylist() for column in found.columns), strict=True)
+        for each in json.loads(messages)
+    ]
+    assert published == [(each["entry"], each["publish_time"]) for each in expected]
 
 
 @pytest.mark.parametrize("name", osiris_data.STREAMS)
