@@ -10,6 +10,7 @@ of 64 MiB. The jobs of a round run one after the other:
     random, cold     2,000 single entries of a ledger that was just opened (Pulsar's classes: 20 s at most)
     random, walked   2,000 single entries of blocks that were walked
     1, 2, 4 readers  so many sequential readers at once, each of the whole ledger
+    native           the same entries as records of our own format: copied to a tier, and read from it
 
 The raw client moves the same objects: a plain file, or boto3 with parts of 64 MiB and ranges of 4 MiB, one
 at a time. Pulsar's classes run on MinIO alone, in a Java of their own (`tests/pulsar/peer`), each job warmed
@@ -34,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +50,9 @@ from servers.catalogue import server
 from servers.places import ACCESS_KEY, SECRET_KEY, S3Place
 from stopwatch import Stopwatch
 
-from offload import EntryLedger, EntryRun, Session
+from offload import EntryLedger, EntryLedgerStream, EntryRun, Session
+from offload.model.part import StreamPart
+from offload.streams.copier import StreamCopier
 
 MIB: Final = 2**20
 BLOCK_SIZE_BYTES: Final = 64 * MIB
@@ -130,6 +134,29 @@ class Bench:
                 moved=readers * whole,
             )
         return uid
+
+    async def native(self, url: str) -> None:
+        """Copy the entries to a tier, and read its stream."""
+        tier, whole = self.session.tier(url), self.count * self.size
+
+        async def ledgers() -> list[EntryLedger]:
+            return [SameEntries(self.count, self.size)]
+
+        async def write() -> None:
+            async with await EntryLedgerStream("orders", ledgers).snapshot() as taken:
+                copier = StreamCopier(part=StreamPart("orders"), offloader=tier)
+                await copier.compare(taken, known_to_be_new=True)
+                await copier.copy(taken, taken.next_offset)
+
+        async def read() -> None:
+            reader, rows = await self.session.reader(tier, "orders"), 0
+            async with aclosing(reader.windows(0)) as windows:
+                async for window in windows:
+                    rows += int(window.rows["records"].sum())
+            assert rows == self.count
+
+        await self.measure("offload, native", write, moved=whole)
+        await self.measure("sequential, native", read, moved=whole)
 
     async def _walk(self, bucket: PulsarBucket, uid: UUID) -> None:
         ledger, at = await bucket.open(LEDGER_ID, uid), 0
@@ -243,6 +270,7 @@ async def measured(arguments: argparse.Namespace) -> dict[str, dict[str, list[di
                     bench = Bench(count, size, session, tables.setdefault(f"{name}, folder", {}))
                     uid = await bench.ours(str(folder))
                     await bench.raw_folder(folder, uid)
+                    await bench.native(str(folder / "tier"))
                     shutil.rmtree(folder)
                 place = running.place()
                 assert isinstance(place, S3Place)
@@ -256,6 +284,7 @@ async def measured(arguments: argparse.Namespace) -> dict[str, dict[str, list[di
                     bench = Bench(count, size, session, tables.setdefault(f"{name}, MinIO", {}))
                     uid = await bench.ours(place.url)
                     await bench.raw_s3(place, uid)
+                    await bench.native(f"{place.url}/tier")
                     if classes is not None:
                         bench.pulsars(classes, place)
                 for key in sorted(place.keys()):

@@ -105,12 +105,14 @@ class Plugins:
     def by_name(self, kind: str, name: str) -> Declaration:
         """Return the declaration of this kind and name. Raises `Misuse` unless there is exactly one."""
         found = [d for d in self.of_kind(kind) if d.declaration.name == name]
-        return self._one(kind, name, _name_claim(kind, name), found)
+        known = {d.declaration.name for d in self.of_kind(kind)}
+        return self._one(kind, name, _name_claim(kind, name), found, known)
 
     def by_scheme(self, kind: str, scheme: str) -> Declaration:
         """Return the declaration of this kind that serves a URL scheme. Raises `Misuse` as `by_name` does."""
         found = [d for d in self.of_kind(kind) if scheme in d.declaration.schemes]
-        return self._one(kind, scheme, _scheme_claim(kind, scheme), found)
+        known = {each for d in self.of_kind(kind) for each in d.declaration.schemes}
+        return self._one(kind, scheme, _scheme_claim(kind, scheme), found, known)
 
     def emit(self, event: Event) -> None:
         """Send an event to every plugin. If one fails, that is logged, and the others still get the event."""
@@ -121,15 +123,16 @@ class Plugins:
             except Exception:  # noqa: BLE001 - a listener may raise anything, and the work must go on
                 _log.exception("plugin %s failed on %s", caller.plugin_name, type(event).__name__)
 
-    def _one(self, kind: str, wanted: str, claim: str, found: list[PluginDeclaration]) -> Declaration:
+    def _one(
+        self, kind: str, wanted: str, claim: str, found: list[PluginDeclaration], known: set[str]
+    ) -> Declaration:
         if not found:
-            known = ", ".join(
-                sorted({s for d in self.of_kind(kind) for s in (*d.declaration.schemes, d.declaration.name)})
-            )
             broken = "".join(
                 f"; plugin {p.name!r} of {p.origin} did not load: {p.error}" for p in self.plugins if p.error
             )
-            raise Misuse(f"no plugin knows the {kind} {wanted!r}; known: {known or 'none'}{broken}")
+            raise Misuse(
+                f"no plugin knows the {kind} {wanted!r}; known: {', '.join(sorted(known)) or 'none'}{broken}"
+            )
         for contested in (claim, *(_plugin_claim(each.plugin) for each in found)):
             if rivals := self.conflicts.get(contested):
                 raise Misuse(conflict_text(contested, rivals))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -154,7 +155,8 @@ class Backend(Declaration):
         keywords: dict[str, Any] = {"options": own} if self.options else {}
         if self.takes:
             keywords["context"] = context
-        return target(url, **keywords)
+        with _misspelt(self, context):
+            return target(url, **keywords)
 
 
 def _own_options(
@@ -170,6 +172,20 @@ def _own_options(
     own = {name: value for name, value in options.items() if name in declared.options}
     others = {name: value for name, value in options.items() if name not in declared.options}
     return own, replace(context, store_options=others)
+
+
+@contextmanager
+def _misspelt(declared: Backend | SourceType, context: OpeningContext | None) -> Iterator[None]:
+    """Name the target's own option in the error of a store that refuses one with nearly this name."""
+    try:
+        yield
+    except Misuse as error:
+        from difflib import get_close_matches  # discovery imports this module, and that must be fast
+
+        for name in () if context is None else context.store_options:
+            for near in get_close_matches(name, declared.options, n=1):
+                raise Misuse(f"{error}; did you mean {near!r}, an option of {declared.name!r}?") from error
+        raise
 
 
 def _refuse_unknown(who: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -213,7 +229,8 @@ class SourceType(Declaration):
         keywords: dict[str, Any] = {"options": own} if self.options else {}
         if self.opens_stores:
             keywords["context"] = context
-        return target(url, **keywords)
+        with _misspelt(self, context):
+            return target(url, **keywords)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,6 +184,11 @@ class StreamReader:
         """
         return await self._asked(partial(_offset_of, position))
 
+    @property
+    def is_measured(self) -> bool:
+        """See `StreamView.is_measured`: if it is False, times may be looked up in the wrong place."""
+        return self._view.is_measured
+
     async def last_timestamp_ms(self) -> int | None:
         """Return the greatest timestamp of any chunk, or None if the stream is empty.
 

@@ -30,7 +30,7 @@ from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
 from offload.streams.entry_chunks import read_run
 from offload.tasks import in_order
 from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter, CutBlock
-from offload_pulsar.index import PulsarIndex
+from offload_pulsar.index import HEAD_SIZE_BYTES, PulsarIndex
 from offload_pulsar.ledger import PulsarLedger, Walks
 from offload_pulsar.ledger_metadata import LedgerMetadata
 from offload_pulsar.names import LEDGER_NAME, BrokerNames, PulsarKey, check_version, lowered
@@ -61,6 +61,12 @@ class FoundAttempt:
     index_size_bytes: int | None = None
     """None if the object is absent."""
 
+    stated_size_bytes: int | None = None
+    """The size of the data as the index states it. None if it was not asked for, or if there is no index."""
+
+    is_index_damaged: bool = False
+    """True if the index was asked, and does not begin like one."""
+
     managed_ledger: str | None = None
     """The topic partition, from the metadata. None if the store keeps none, or the object has none."""
 
@@ -85,7 +91,15 @@ class FoundAttempt:
             return "not Pulsar's"
         if self.index_size_bytes is None:
             return "garbage: data without index"
-        return "whole" if self.is_whole else "broken: index without data"
+        if not self.is_whole:
+            return "broken: index without data"
+        if self.is_index_damaged:
+            return "broken: the index is none"
+        if self.stated_size_bytes not in (None, self.data_size_bytes):
+            return (
+                f"broken: {self.data_size_bytes} bytes of data, and its index states {self.stated_size_bytes}"
+            )
+        return "whole"
 
 
 class PulsarBucket:
@@ -195,16 +209,21 @@ class PulsarBucket:
         await self._store.delete((str(key.index),))
         await self._store.delete((str(key),))
 
-    async def scan(self) -> AsyncGenerator[FoundAttempt, None]:
+    async def scan(self, *, with_stated_sizes: bool = False) -> AsyncGenerator[FoundAttempt, None]:
         """Yield every attempt, and every object of a stranger, in the order of their keys.
 
         Only strangers lie between the two objects of an attempt in a listing. The name of each attempt is
-        asked for once, and remembered.
+        asked for once, and remembered. `with_stated_sizes` reads the beginning of each index, too.
         """
-        asking = in_order(self._named, self._listed(), at_once=NAMES_AT_ONCE)
+        asking = in_order(
+            self._sized if with_stated_sizes else self._named, self._listed(), at_once=NAMES_AT_ONCE
+        )
+        seen: set[str] = set()
         async with aclosing(asking) as rows:
             async for _, named in rows:
+                seen.add(named.name)
                 yield named
+        self._names = {name: of for name, of in self._names.items() if name in seen}
 
     async def _listed(self) -> AsyncGenerator[FoundAttempt, None]:
         """Yield every attempt and stranger, without the names of managed ledgers."""
@@ -235,6 +254,17 @@ class PulsarBucket:
                 return replace(found, is_gone=True)
             self._names[found.name] = lowered(metadata).get(LEDGER_NAME)
         return replace(found, managed_ledger=self._names[found.name])
+
+    async def _sized(self, found: FoundAttempt) -> FoundAttempt:
+        found = await self._named(found)
+        if found.key is None or not found.is_whole or found.is_gone:
+            return found
+        try:
+            head = await self._store.get(str(found.key.index), Span(0, HEAD_SIZE_BYTES))
+        except NotFound:
+            return replace(found, is_gone=True)
+        stated = PulsarIndex.stated_size_bytes(head)
+        return replace(found, stated_size_bytes=stated, is_index_damaged=stated is None)
 
     def _metadata(self, names: BrokerNames, key: PulsarKey) -> dict[str, str]:
         return names.metadata(key) if self.keeps_metadata else {}

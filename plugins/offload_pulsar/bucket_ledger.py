@@ -23,7 +23,7 @@ from offload.streams.entry_chunks import read_run
 from offload_pulsar.ledger import LedgerBlock, PulsarLedger
 from offload_pulsar.publish_time import publish_ms
 
-__all__ = ["BucketLedger"]
+__all__ = ["BucketLedger", "differing_entries"]
 
 TIME_MS_MAX: Final = 2**63 - 1
 
@@ -89,20 +89,27 @@ class BucketLedger(EntryLedger):
         who = f"ledger {self.ledger_id} was offloaded twice, to {self._first.where} and to {other.where}"
         if (other.last_entry, other.length) != (self.last_entry, self.length):
             raise Diverged(f"{who}, and one has other entries than the other")
-        entry, stop, at = run.first, run.first + len(run.ends), 0
-        while entry < stop:
-            theirs = await read_run(other, entry, stop - 1, size_bytes=len(run.data), where=other.where)
-            rows = slice(at, at + len(theirs.ends))
-            ours = encode_run(run.data, run.starts[rows], run.ends[rows])
-            if ours != encode_run(theirs.data, theirs.starts, theirs.ends):
-                last = entry + len(theirs.ends) - 1
-                raise Diverged(f"{who}, and entries {entry} to {last} are not the same")
-            entry, at = entry + len(theirs.ends), rows.stop
+        if (differing := await differing_entries(run, other)) is not None:
+            first, last = differing
+            raise Diverged(f"{who}, and entries {first} to {last} are not the same")
 
     async def aclose(self) -> None:
         """Forget what was read."""
         for each in self.attempts:
             await each.aclose()
+
+
+async def differing_entries(run: EntryRun, other: PulsarLedger) -> tuple[int, int] | None:
+    """Return the first and last of some entries in which a ledger differs from a run; None if it has it."""
+    entry, stop, at = run.first, run.first + len(run.ends), 0
+    while entry < stop:
+        theirs = await read_run(other, entry, stop - 1, size_bytes=len(run.data), where=other.where)
+        rows = slice(at, at + len(theirs.ends))
+        ours = encode_run(run.data, run.starts[rows], run.ends[rows])
+        if ours != encode_run(theirs.data, theirs.starts, theirs.ends):
+            return entry, entry + len(theirs.ends) - 1
+        entry, at = entry + len(theirs.ends), rows.stop
+    return None
 
 
 def _times(run: EntryRun, where: str) -> npt.NDArray[np.int64]:

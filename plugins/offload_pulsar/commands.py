@@ -22,12 +22,12 @@ from offload.cli.kit.output import (
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import DamageFound
-from offload.errors import OffloadError
+from offload.errors import NotOffloaded, OffloadError
 from offload_pulsar.bucket import PulsarBucket
 from offload_pulsar.bucket_argument import AsJson, Bucket, opened, plain_url
 from offload_pulsar.export_command import export
 from offload_pulsar.ledger_metadata import METADATA_SIZE_BYTES_MAX, LedgerInfo, managed_ledger_info
-from offload_pulsar.scanning import BucketScan, NamedAttempts, scan_bucket
+from offload_pulsar.scanning import BucketScan, NamedAttempts, ScannedAttempt, scan_bucket
 from offload_pulsar.verifying import BucketReport, verify_bucket
 
 app = typer.Typer(help="Look into Pulsar's buckets, verify them, and write them.", no_args_is_help=True)
@@ -76,12 +76,12 @@ def scan(
             print_note(f"{store.url} keeps no metadata: the topics of its ledgers are not known")
 
     run_async(main)
-    if not found.objects:
-        print_note(f"{plain_url(url)} has no object" + ("" if managed_ledger is None else " of this name"))
     if json:
         print_json(found.as_json(), indent=2)
     else:
         _show_scan(found)
+    if not found.attempts:
+        raise _nothing_in(url, "" if managed_ledger is None else f" of {managed_ledger}")
     return 1 if found.is_bad else 0
 
 
@@ -109,13 +109,18 @@ def verify(context: typer.Context, url: Bucket, option: Options = None, json: As
             done, total = size_text(report.size_bytes), size_text(report.total_size_bytes)
             print_note(f"{done} of {total} were verified")
         raise
-    if not report.total_size_bytes:
-        print_note(f"{plain_url(url)} has no object")
     _tell(state, report, json=json)
+    if not (report.attempts or report.damages or report.garbage or report.gone):
+        raise _nothing_in(url)
     return 1 if report.damages else 0
 
 
 app.command()(export)
+
+
+def _nothing_in(url: str, of: str = "") -> NotOffloaded:
+    """Return the error for a wrong URL, such as that of a folder which does not exist."""
+    return NotOffloaded(f"{plain_url(url)} has no object of Pulsar's{of}: is it the right place?")
 
 
 def _records(paths: Sequence[Path]) -> Iterator[LedgerInfo]:
@@ -129,6 +134,8 @@ def _records(paths: Sequence[Path]) -> Iterator[LedgerInfo]:
             raise Usage(f"--metadata: {path}: {error.strerror}") from error
         except OffloadError as error:
             raise Usage(f"--metadata: {error}") from error
+        if not records:
+            raise Usage(f"--metadata: {path} names no ledger: is it the ManagedLedgerInfo of a topic?")
         offloaded = sum(each.offloaded is not None for each in records)
         attempts = counted(offloaded, "attempt to offload", "attempts to offload")
         print_note(f"{path} names {counted(len(records), 'ledger')} and {attempts}")
@@ -147,7 +154,7 @@ def _show_scan(found: BucketScan) -> None:
         (
             [
                 each.managed_ledger or "-",
-                "-" if each.ledger_id is None else each.ledger_id,
+                _ledger_text(each),
                 each.uid,
                 "-" if each.data_size_bytes is None else each.data_size_bytes,
                 "-" if each.index_size_bytes is None else each.index_size_bytes,
@@ -162,6 +169,10 @@ def _show_scan(found: BucketScan) -> None:
         print_note(f"{key}: an upload that never ended, or that is running; its parts are stored")
     for name, count, size in found.totals():
         print_note(f"{counted(count, 'attempt')}, {size_text(size)}: {name}")
+
+
+def _ledger_text(each: ScannedAttempt) -> str:
+    return "V2: any" if each.ledger_id is None else str(each.ledger_id)
 
 
 def _show_strangers(names: Sequence[str], count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -37,6 +38,8 @@ __all__ = ["export"]
 DRIVER_OF: Final = {"s3": "aws-s3", "gs": "google-cloud-storage", "az": "azureblob"}
 """The driver that a broker uses for a bucket, by the scheme of its URL."""
 
+MANAGED_LEDGER: Final = re.compile(r"[^/]+/[^/]+/persistent/[^/]+")
+
 ManagedLedgerName = Annotated[
     str | None,
     typer.Option(
@@ -70,6 +73,14 @@ RecordDriver = Annotated[
 ]
 RecordRegion = Annotated[str, typer.Option(metavar="NAME", help="The region in the records.")]
 RecordEndpoint = Annotated[str, typer.Option(metavar="URL", help="The endpoint in the records.")]
+RecordBucket = Annotated[
+    str | None,
+    typer.Option(
+        "--bucket",
+        metavar="NAME",
+        help="The bucket in the records: for a folder, the one to which you copy it. Default: that of URL.",
+    ),
+]
 Records = Annotated[
     Path | None,
     typer.Option(
@@ -98,6 +109,7 @@ def export(
     driver: RecordDriver = None,
     region: RecordRegion = "",
     endpoint: RecordEndpoint = "",
+    bucket: RecordBucket = None,
     records: Records = None,
     keys: Keys = None,
     option: Options = None,
@@ -107,16 +119,24 @@ def export(
     """Write ledgers of STREAM as objects that Pulsar reads, and print the records for its metadata.
 
     Nothing is written to Pulsar's metadata store. To resume, run it again: ledgers that the bucket has
-    are left alone. Exit code 1 if a ledger cannot be exported.
+    are left alone. Exit code 1 if a ledger cannot be exported, or
+    if all are left out.
     """
     state: CommandContext = context.obj.with_keys(keys)
     block_size_bytes = parse_size(block_size, option="--block-size")
     target = urlsplit(plain_url(url))
-    driver = driver or DRIVER_OF.get(target.scheme.lower(), "S3")
+    driver, bucket = driver or DRIVER_OF.get(target.scheme.lower()), bucket or target.netloc
+    if driver is None or not bucket:
+        raise Usage(
+            f"Pulsar reads no {plain_url(url)}: name the --driver and --bucket to which you copy the objects"
+        )
     try:
-        properties = driver_metadata(driver, bucket=target.netloc, region=region, endpoint=endpoint)
+        properties = driver_metadata(driver, bucket=bucket, region=region, endpoint=endpoint)
     except Misuse as error:
         raise Usage(f"--driver: {error}") from error
+    managed_ledger = managed_ledger or _managed_ledger(stream)
+    if MANAGED_LEDGER.fullmatch(managed_ledger) is None:
+        raise Usage(f"--managed-ledger: {managed_ledger!r} is not TENANT/NAMESPACE/persistent/TOPIC")
     done = _Done()
 
     async def write(catalogue: Catalogue, show: Show) -> None:
@@ -128,7 +148,7 @@ def export(
             tier=catalogue,
             stream=stream,
             names=BrokerNames(
-                managed_ledger=managed_ledger or _managed_ledger(stream),
+                managed_ledger=managed_ledger,
                 cluster=cluster,
                 software_version="ledger-offload",
             ),
@@ -151,7 +171,8 @@ def export(
     finally:
         # Also after an error: what is durable needs its records.
         _tell(done, json=json, records=records)
-    return 1 if any(each.is_refusal for each in done.plan.left_out) else 0
+    is_idle = done.plan.left_out and not done.ledgers
+    return 1 if is_idle or any(each.is_refusal for each in done.plan.left_out) else 0
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from offload.env import Env
 from offload.errors import Corrupt, Misuse
 from offload.streams.reader import Messages, StreamReader
 from offload_pulsar.bucket import RUN_SIZE_BYTES, PulsarBucket
+from offload_pulsar.bucket_ledger import differing_entries
 from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadContext
 from offload_pulsar.names import LEDGER_ID_MAX, BrokerNames, PulsarKey
 
@@ -263,7 +264,7 @@ class Export:
 
     env: Env
     progress: Callable[[int, int], None] = lambda entries, size: None
-    """Called with the entries and the bytes of each run. A new ledger is read twice."""
+    """Called with the entries and the bytes of each run. A ledger is read twice."""
 
     async def ledgers(self, plan: ExportPlan) -> AsyncIterator[ExportedLedger]:
         """Write the ledgers of a plan, and yield each when it is durable."""
@@ -296,13 +297,23 @@ class Export:
 
     async def _compare(self, ledger: TierLedger, uid: UUID) -> None:
         """Raise `Misuse` if the bucket has another ledger of this id: ids belong to one BookKeeper."""
-        kept = await self.bucket.open(ledger.ledger_id, uid)
+        kept, key = await self.bucket.open(ledger.ledger_id, uid), PulsarKey(uid, ledger.ledger_id)
         if (kept.last_entry, kept.length) != (ledger.last_entry, ledger.length):
-            key = PulsarKey(uid, ledger.ledger_id)
             raise Misuse(
                 f"{key} has {kept.last_entry + 1} entries of {kept.length} bytes, and the ledger on the tier "
                 f"has {ledger.last_entry + 1} of {ledger.length}: export it to another bucket"
             )
+        async with aclosing(ledger):
+            at = 0
+            while at <= ledger.last_entry:
+                run = await ledger.entries(at, ledger.last_entry, size_bytes=RUN_SIZE_BYTES)
+                if (differing := await differing_entries(run, kept)) is not None:
+                    first, last = differing
+                    raise Misuse(
+                        f"{key} and the ledger on the tier differ in entries {first} to {last}: export it to "
+                        "another bucket"
+                    )
+                at += len(run.starts)
 
     async def _there(self) -> dict[int, UUID]:
         """Return the complete attempts that the bucket has of this topic, or of a topic that is not known."""

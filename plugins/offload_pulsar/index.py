@@ -71,8 +71,14 @@ assert INDEX_HEADER_V2.size_bytes == 24
 assert GROUP_HEADER.size_bytes == 16
 assert INDEX_BLOCK.size_bytes == 20
 
+HEAD_SIZE_BYTES: Final = INDEX_HEADER_V2.size_bytes
+"""So many bytes of an index are enough for `PulsarIndex.stated_size_bytes`."""
+
 BLOCK_SIZE_BYTES_MIN: Final = HEADER_SIZE_BYTES + ENTRY_HEADER_SIZE_BYTES
 """The size of a block with one empty entry."""
+
+GROUPS_MAX: Final = 2**16
+"""The most ledgers of one object that are read. The largest that we saw has three."""
 
 IndexRows = npt.NDArray[np.void]
 
@@ -150,6 +156,16 @@ class PulsarIndex:
         groups = tuple(each.checked(end, version, where) for each, end in zip(found, ends, strict=True))
         return cls(version=version, data_size_bytes=header["data_size_bytes"], groups=groups)
 
+    @classmethod
+    def stated_size_bytes(cls, head: Buffer) -> int | None:
+        """Return the size of the data object, from the first `HEAD_SIZE_BYTES`. None if they are no index."""
+        if len(head) < INDEX_HEADER_V2.size_bytes:
+            return None
+        # Both versions begin alike.
+        header = INDEX_HEADER_V2.unpack(head)
+        size: int = header["data_size_bytes"]
+        return size if header["magic"] in (INDEX_MAGIC_V1, INDEX_MAGIC_V2) else None
+
     def encode(self) -> bytes:
         """Undo `decode`."""
         if self.version == 1:
@@ -208,6 +224,10 @@ def _groups_of(raw: Buffer, header: dict[str, Any], ledger_id: int | None, where
     seen: set[int] = set()
     at = INDEX_HEADER_V2.size_bytes
     while at < len(raw):
+        if len(groups) == GROUPS_MAX:
+            raise Corrupt(
+                "groups of the index", where, expected=f"at most {GROUPS_MAX}", found="more", position=at
+            )
         _need(raw, at, GROUP_HEADER.size_bytes, where)
         fields = GROUP_HEADER.unpack(raw, at)
         if fields["ledger_id"] in seen:

@@ -159,6 +159,11 @@ class PulsarLedger(EntryLedger):
         return self._key
 
     @property
+    def data_size_bytes(self) -> int:
+        """The size of the data object, as the index states it."""
+        return self._size
+
+    @property
     def blocks(self) -> Sequence[LedgerBlock]:
         """The blocks, in the order of their entries."""
         rows, ends = self._group.blocks, self._group.ends

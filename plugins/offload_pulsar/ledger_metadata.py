@@ -8,6 +8,7 @@ loaded into a pool of its own, so that a program may also use Pulsar's or BookKe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -264,9 +265,13 @@ def _from_json(name: str, raw: bytes, where: str) -> bytes:
         raise Corrupt(f"size of {name}", where, expected=most, found=len(raw))
     message = message_class(name)()
     try:
-        json_format.Parse(raw, message, ignore_unknown_fields=True)
-    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
+        fields = json.loads(raw)
+        json_format.ParseDict(fields, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, ValueError, RecursionError) as exc:
         raise Corrupt(f"JSON of {name}", where, expected="its fields", found=str(exc)) from exc
+    if "ledgerInfo" not in fields:
+        found = ", ".join([*fields][:5])
+        raise Corrupt(f"JSON of {name}", where, expected="a field ledgerInfo", found=found)
     return bytes(message.SerializePartialToString(deterministic=True))
 
 

@@ -5,7 +5,8 @@ named and not there, an attempt that nothing names, and one that was never compl
 
 ```text
                         named as complete   named, not complete   not named
-both objects            sound               unfinished            nobody's
+both objects, whole     sound               unfinished            nobody's
+data of another size    missing             unfinished            nobody's
 data without index      missing             unfinished            nobody's
 index without data      missing             unfinished            nobody's
 no object               missing             -                     -
@@ -136,9 +137,9 @@ async def scan_bucket(
     progress: Callable[[BucketScan], None] = lambda found: None,
 ) -> None:
     """Add everything in `store` to `found`, or only what has the name `managed_ledger`."""
-    async with aclosing(PulsarBucket(store).scan()) as attempts:
+    async with aclosing(PulsarBucket(store).scan(with_stated_sizes=True)) as attempts:
         async for each in attempts:
-            if managed_ledger in (None, each.managed_ledger):
+            if not each.is_gone and managed_ledger in (None, each.managed_ledger):
                 found.add(each)
             progress(found)
     if managed_ledger is None:  # an upload has no name yet

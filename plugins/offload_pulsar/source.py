@@ -18,6 +18,7 @@ Not promised: that a lost ledger is missed if it was never listed before, becaus
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -53,6 +54,10 @@ SCAN_SECONDS: Final = 10.0
 """For so long, all streams of a bucket share one listing of it."""
 
 OPENED_AT_ONCE: Final = 16
+NAMELESS: Final = re.compile(r"ledger-[0-9]+")
+"""The streams of ledgers without a managed ledger. A managed ledger of such a name is left out."""
+
+VERIFY: Final = "`offload pulsar verify` says which entries it lacks"
 NAMES_SHOWN_MAX: Final = 5
 """How many keys a note names."""
 
@@ -112,7 +117,7 @@ class PulsarSource(Source):
         self._scanned_at = -inf
         found = await self._scan()
         if not found:
-            raise NotOffloaded(f"{self._url} has no ledger of Pulsar{_because(self._notes)}")
+            raise NotOffloaded(f"{self._store.url} has no ledger of Pulsar{_because(self._notes)}")
         return [
             EntryLedgerStream(name, partial(self.ledgers_of, name), first_offset=self._first_offset)
             for name in sorted(found)
@@ -198,10 +203,23 @@ class PulsarSource(Source):
             self.forget()
             raise TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened") from gone
         same = [each for each in opened if each.ledger_id == ledger_id]
+        self._note_sizes(attempts, same)
         for each in same:
-            if each.first_entry:
-                return Corrupt("first entry", each.where, expected=0, found=each.first_entry)
+            if each.first_entry:  # V2 may have a ledger in several objects
+                what = f"first entry of ledger {ledger_id}"
+                return Corrupt(
+                    what, each.where, expected="0: no other object has those before", found=each.first_entry
+                )
         return BucketLedger(same)
+
+    def _note_sizes(self, attempts: Sequence[FoundAttempt], opened: Sequence[PulsarLedger]) -> None:
+        """Note each data object that has another size than its index states: what it has is still read."""
+        sizes = {each.name: each.data_size_bytes for each in attempts}
+        for each in opened:
+            size, stated = sizes.get(each.where), each.data_size_bytes
+            note = f"damaged: {each.where} has {size} bytes, and its index states {stated}; {VERIFY}"
+            if size != stated and note not in self._notes:
+                self._notes = [*self._notes, note]
 
 
 @dataclass(slots=True)
@@ -224,7 +242,8 @@ class _Sorting:
             return
         for ledger_id in ids:
             name = row.managed_ledger or f"ledger-{ledger_id}"
-            if not is_name(name):
+            is_taken = row.managed_ledger is not None and NAMELESS.fullmatch(name) is not None
+            if is_taken or not is_name(name):
                 self.leave_out("of a managed ledger whose name no stream can have", row.name)
                 continue
             self.names.add(row.name)
@@ -252,4 +271,4 @@ class _Sorting:
 
 
 def _because(notes: Sequence[str]) -> str:
-    return f": {'; '.join(notes)}" if notes else ": it is empty"
+    return f": {'; '.join(notes)}" if notes else ": no object is there"

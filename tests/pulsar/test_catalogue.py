@@ -392,6 +392,33 @@ def test_the_commands_that_read_work_on_it(folder: str) -> None:
     assert all("offsets count from the oldest ledger" in each.stderr for each in ran)
 
 
+def test_a_cut_object_is_noted_and_read_up_to_the_cut(folder: str, tmp_path: Path) -> None:
+    [data] = [path for path in tmp_path.iterdir() if path.name.endswith("-ledger-7")]
+    data.write_bytes(data.read_bytes()[:-10_000])
+
+    listed, read = offload("ls", folder), offload("read", folder, "ledger-7", "--limit", "1")
+
+    assert f"damaged: {data.name} has {data.stat().st_size} bytes, and its index states" in listed.stderr
+    assert (read.code, len(read.lines)) == (0, 1)
+
+
+def test_a_time_behind_the_end_says_what_it_does_not_know(folder: str) -> None:
+    ran = offload("read", folder, "ledger-7", "--from", "2030-01-01")
+
+    assert "This tier keeps no times: earlier messages may have later ones, and `--from 0`" in ran.stderr
+
+
+@pytest.mark.parametrize("command", [("ls", "{}"), ("sync", "{}", "{}-copy")])
+def test_a_misspelt_option_of_the_bucket_is_named(folder: str, command: Sequence[str]) -> None:
+    flag = "--source-option" if command[0] == "sync" else "-o"
+    words = [word.format(folder) for word in command]
+
+    ran = offload(*words, flag, "first-ofset=3")
+
+    assert ran.code == 2
+    assert ("did you mean 'first-offset', an option of 'pulsar'?" in ran.stderr) == (command[0] == "sync")
+
+
 @pytest.mark.parametrize(
     "command",
     ["trim {} ledger-7 --max-age 1d", "sweep {}", "delete {} ledger-7 --yes", "compact {}", "sync {} {}"],

@@ -61,8 +61,12 @@ def tier_of(folder: Path, ledgers: Ledgers, *, first_offset: int = 0) -> Path:
     return folder
 
 
+TO = ("--driver", "aws-s3", "--bucket", "b")
+"""Where Pulsar shall read what was exported to a folder."""
+
+
 def export(tier: Path, bucket: Path, *options: object) -> Ran:
-    return offload("pulsar", "export", tier, "orders", f"pulsar+file://{bucket}", *options)
+    return offload("pulsar", "export", tier, "orders", f"pulsar+file://{bucket}", *TO, *options)
 
 
 def entries_in(bucket: Path, record: LedgerInfo) -> list[bytes]:
@@ -130,7 +134,7 @@ def test_a_record_is_that_of_a_complete_offload(tier: Path, bucket: Path) -> Non
     assert (context.is_complete, context.is_deleted_from_bookkeeper, context.driver) == (True, True, "aws-s3")
     assert context.timestamp_ms > 0
     assert dict(context.properties) == {
-        "bucket": "",
+        "bucket": "b",
         "managedLedgerOffloadDriver": "AWS_S3",
         "region": "us-east-1",
         "serviceEndpoint": "http://minio",
@@ -215,11 +219,39 @@ def test_another_ledger_of_the_same_id_stops_the_export(tier: Path, bucket: Path
     assert "export it to another bucket" in ran.stderr
 
 
+def test_a_ledger_of_the_same_size_with_other_bytes_stops_the_export(
+    tier: Path, bucket: Path, tmp_path: Path
+) -> None:
+    export(tier, bucket)
+    changed = {**LEDGERS, 9: [*LEDGERS[9][:299], LEDGERS[9][299][:-1] + b"?"]}
+
+    ran = export(tier_of(tmp_path / "other", changed), bucket)
+
+    assert ran.code == 1
+    assert "differ in entries" in ran.stderr
+    assert "to 299: export it to another bucket" in ran.stderr
+
+
+def test_a_folder_needs_the_bucket_that_its_objects_are_for(tier: Path, bucket: Path) -> None:
+    ran = offload("pulsar", "export", tier, "orders", bucket, "--driver", "aws-s3")
+
+    assert (ran.code, ran.stderr.count("\n")) == (2, 1)
+    assert "name the --driver and --bucket to which you copy the objects" in ran.stderr
+    assert not bucket.exists()
+
+
+def test_an_export_of_nothing_is_no_success(tmp_path: Path, bucket: Path) -> None:
+    ran = export(tier_of(tmp_path / "tier", {3: [b"one"]}), bucket)
+
+    assert ran.code == 1
+    assert "use --newest if nothing will be added" in ran.stderr
+
+
 def test_records_that_are_no_messages_are_refused(tmp_path: Path, bucket: Path) -> None:
     sync(RABBITMQ, tmp_path / "tier")
 
     tiny, tracking = (
-        offload("pulsar", "export", tmp_path / "tier", stream, bucket, "--newest")
+        offload("pulsar", "export", tmp_path / "tier", stream, bucket, "--newest", *TO)
         for stream in ("tiny", "batches")
     )
 
@@ -241,6 +273,7 @@ def test_an_entry_that_fits_no_block_stops_the_export_and_leaves_nothing(tier: P
     ("options", "says"),
     [
         (("--driver", "hdfs"), "Pulsar has no driver 'hdfs'"),
+        (("--managed-ledger", "orders"), "'orders' is not TENANT/NAMESPACE/persistent/TOPIC"),
         (("--block-size", "many"), "--block-size"),
         (("--block-size", "140"), "takes no entry"),
     ],
@@ -326,7 +359,7 @@ def test_a_bucket_of_pulsar_can_be_exported_itself(tmp_path: Path, bucket: Path)
         (folder / row["key"]).write_bytes(data)
 
     options = ("--newest", "--block-size", SETS["messages"]["max_block_size"], "--json")
-    ran = offload("pulsar", "export", f"pulsar+file://{folder}", "ledger-7", bucket, *options)
+    ran = offload("pulsar", "export", f"pulsar+file://{folder}", "ledger-7", bucket, *TO, *options)
 
     [record] = records_of(ran)
     assert record.offloaded is not None

@@ -64,7 +64,7 @@ def test_every_attempt_is_a_row_with_its_sizes(tmp_path: Path) -> None:
     assert {uid: row[1:2] + row[3:] for uid, row in rows(ran).items()} == {
         str(uid_of("exact-fit")): ["7", "2752", "188", "whole"],
         str(uid_of("ledger-2^63")): ["9223372036854775807", "1456", "208", "whole"],
-        str(uid_of("v2-one-ledger")): ["-", "4096", "74", "whole"],
+        str(uid_of("v2-one-ledger")): ["V2: any", "4096", "74", "whole"],
     }
     assert "keeps no metadata: the topics of its ledgers are not known" in ran.stderr
 
@@ -85,6 +85,28 @@ def test_what_is_missing_on_either_side_is_said(tmp_path: Path) -> None:
     assert ran.code == 1
     assert rows(ran)[str(uid_of("exact-fit"))][3:] == ["-", "188", "broken: index without data"]
     assert rows(ran)[str(uid_of("padding-1"))][3:] == ["2563", "-", "garbage: data without index"]
+
+
+def test_data_of_another_size_and_an_index_that_is_none_are_broken(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "b", "exact-fit", "padding-1", "one-entry")
+    data, index = (f"{uid_of(name)}-ledger-7" for name in ("exact-fit", "padding-1"))
+    (folder / data).write_bytes((folder / data).read_bytes()[:2000])
+    (folder / f"{index}-index").write_bytes(b"\0" * 30)
+
+    ran = scan(folder)
+
+    assert ran.code == 1
+    assert rows(ran)[str(uid_of("exact-fit"))][5] == "broken: 2000 bytes of data, and its index states 2752"
+    assert rows(ran)[str(uid_of("padding-1"))][5] == "broken: the index is none"
+    assert rows(ran)[str(uid_of("one-entry"))][5] == "whole"
+
+
+def test_a_place_without_objects_of_pulsars_is_an_error(tmp_path: Path) -> None:
+    missing, wrong = scan(tmp_path / "absent"), scan(folder_of(tmp_path / "b"), "--json")
+
+    assert (missing.code, wrong.code) == (1, 1)
+    assert "has no object of Pulsar's: is it the right place?" in missing.stderr
+    assert json.loads(wrong.text)["attempts"] == []
 
 
 @pytest.mark.parametrize("form", ["protobuf", "JSON"])
@@ -120,7 +142,7 @@ def test_the_metadata_says_what_is_missing_and_what_is_nobodys(tmp_path: Path, f
         str(uid_of("padding-1")): ("7", "garbage: data without index", "unfinished"),
         str(uid_of("padding-2")): ("7", "garbage: data without index", "missing"),
         str(uid_of("one-entry")): ("7", "whole", "nobody's"),
-        str(uid_of("v2-one-ledger")): ("-", "whole", "agrees"),
+        str(uid_of("v2-one-ledger")): ("V2: any", "whole", "agrees"),
         str(OTHER): ("8", "absent", "missing"),
         str(UUID(int=6)): ("9", "absent", lost),
     }
@@ -159,6 +181,11 @@ def test_metadata_of_several_topics_is_one_comparison(tmp_path: Path) -> None:
     "raw",
     [
         b"\x00",
+        b"",
+        b"[]",
+        b"{}",
+        b'{"ledgers": [{"ledgerId": 1, "offloaded": true}]}',
+        b'{"ledgerInfo": []}',
         b"{",
         b'{"ledgerInfo": 7}',
         b'{"ledgerInfo": [{"ledgerId": "many"}]}',

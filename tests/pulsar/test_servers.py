@@ -58,7 +58,7 @@ def test_a_bucket_is_scanned_and_verified(bucket: str) -> None:
     assert rows == {
         SETS["messages"]["uuid"]: (TOPIC, "7", "whole"),
         SETS["exact-fit"]["uuid"]: (TOPIC, "7", "whole"),
-        SETS["v2-three-ledgers"]["uuid"]: ("-", "-", "whole"),
+        SETS["v2-three-ledgers"]["uuid"]: ("-", "V2: any", "whole"),
     }
     assert "5 ledgers, " in verified.text
     assert "all of them sound" in verified.text

@@ -464,7 +464,7 @@ def test_a_store_without_metadata_has_a_stream_for_each_ledger_and_says_so() -> 
     run(act, keeps_metadata=False)
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/", "ledger-3", "ü\n\x1b[31m", "x" * 500])
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/", "ledger-x", "ü\n\x1b[31m", "x" * 500])
 def test_a_managed_ledger_may_have_any_name_that_a_stream_can_have(name: str) -> None:
     async def act(world: World) -> None:
         key = await world.offload(3)
@@ -484,13 +484,15 @@ def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> N
         strangers = ["README", f"{key.uid}-ledger-03", f"{key.uid}-ledger-3-index2", "a/" + str(key)]
         for stranger in strangers:
             await world.store.put(stranger, Body.of(b"?"))
-        nameless = await world.offload(4)
+        nameless, taken = await world.offload(4), await world.offload(5)
         rewrite(world.store, nameless, managedledgername="\udcff")
+        rewrite(world.store, taken, managedledgername="ledger-3")  # as that of a ledger without a name
 
         await world.sync()
 
         note, other = sorted(world.source.notes)
         assert str(nameless) in other
+        assert str(taken) in other
         assert "whose name no stream can have" in other
         assert all(repr(stranger) in note for stranger in strangers)
         assert await world.read() == numbered(entries_of(3))
@@ -500,7 +502,7 @@ def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> N
 
 def test_a_bucket_without_ledgers_is_an_error_that_says_what_it_has() -> None:
     async def act(world: World) -> None:
-        with pytest.raises(NotOffloaded, match="no ledger of Pulsar: it is empty"):
+        with pytest.raises(NotOffloaded, match="no ledger of Pulsar: no object is there"):
             await world.source.streams()
         await world.store.put("README", Body.of(b"?"))
         with pytest.raises(NotOffloaded, match="not Pulsar's: 'README'"):
@@ -547,7 +549,7 @@ def test_an_object_that_lacks_the_beginning_of_a_ledger_is_damage() -> None:
         world.store = await store_of("v2-three-ledgers")
         found = await world.new_source().ledgers_of("ledger-7")
         assert [(each.what, each.found) for each in found if isinstance(each, Corrupt)] == [
-            ("first entry", 40)
+            ("first entry of ledger 7", 40)
         ]
 
     run(act)

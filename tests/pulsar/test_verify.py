@@ -389,11 +389,13 @@ class TestCommand:
         assert not document["versions_checked"]
         assert [each["byte"] for each in document["damages"]] == [139]
 
-    def test_an_empty_place_is_said_to_be_empty(self, tmp_path: Path) -> None:
+    def test_a_place_without_objects_of_pulsars_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("a stranger")
+
         ran = self.verify(tmp_path)
 
-        assert ran.code == 0
-        assert "has no object" in ran.stderr
+        assert ran.code == 1
+        assert "has no object of Pulsar's: is it the right place?" in ran.stderr
 
     def test_a_place_without_backend_is_a_wrong_argument(self) -> None:
         ran = offload("pulsar", "verify", "pulsar+nowhere://bucket")

@@ -130,7 +130,15 @@ async def _beyond(reader: AnyReader, position: AtTime, place: PartOffset) -> str
         return None
     times = [await part.last_timestamp_ms() for part in reader.parts]
     newest_ms = max((each for each in times if each is not None), default=None)
-    has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
+    if newest_ms is None:
+        has = "holds no messages"
+    elif all(part.is_measured for part in reader.parts):
+        has = f"has none later than {iso_of(newest_ms)}"
+    else:
+        has = (
+            f"ends at {iso_of(newest_ms)}. This tier keeps no times: earlier messages may have later ones, "
+            "and `--from 0` reads them all"
+        )
     return f"{nothing}: stream {reader.manifest.stream!r} {has}"
 
 
