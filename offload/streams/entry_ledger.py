@@ -117,7 +117,8 @@ class EntryLedgerStream(SourceStream):
             last_id = ledgers[-1].ledger_id if ledgers else -1
             seen = {ledger_id: facts for ledger_id, facts in seen.items() if ledger_id <= last_id}
         listed, damage = check_listing([ListedLedger.of(each, self._name) for each in ledgers], seen)
-        damage = damage or unread
+        if damage is None and unread is not None:
+            damage = unread.within(unread.where, stream=self._name)
         numbering = Numbering(
             stream=self._name,
             first_offset=self._first_offset,

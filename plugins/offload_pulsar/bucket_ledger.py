@@ -88,10 +88,10 @@ class BucketLedger(EntryLedger):
         """Raise `Diverged` unless another attempt has the same entries."""
         who = f"ledger {self.ledger_id} was offloaded twice, to {self._first.where} and to {other.where}"
         if (other.last_entry, other.length) != (self.last_entry, self.length):
-            raise Diverged(f"{who}, and one has other entries than the other")
+            raise Diverged(f"{who}, and one has other entries than the other; delete the wrong attempt")
         if (differing := await differing_entries(run, other)) is not None:
             first, last = differing
-            raise Diverged(f"{who}, and entries {first} to {last} are not the same")
+            raise Diverged(f"{who}, and entries {first} to {last} are not the same; delete the wrong attempt")
 
     async def aclose(self) -> None:
         """Forget what was read."""

@@ -45,8 +45,7 @@ INCARNATIONS: Final = UUID("6f2d3c0e-52a1-4a0b-9d0c-0f8a3ad1f6b7")
 """The space of names of incarnations, which are made of a stream and its oldest ledger."""
 
 RELATIVE: Final = (
-    "offsets count from the oldest ledger that is there, and move when Pulsar deletes it or adds one late; "
-    "those of a copy by `offload sync` stay"
+    "offsets count from the oldest ledger that is there, so they move; those of a copy by `offload sync` stay"
 )
 
 TIME_MS_BOUND: Final = 2**63 - 1

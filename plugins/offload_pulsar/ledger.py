@@ -302,9 +302,10 @@ class PulsarLedger(EntryLedger):
         except NotFound as exc:
             raise Corrupt("data object", self._key, expected="present", found="absent") from exc
         if len(data) != stop - begin:
-            found = begin + len(data)
+            reached = begin + len(data)
+            found = reached if data else f"at most {reached}"
             raise Corrupt(
-                "size of the data object", self._key, expected=self._size, found=found, position=found
+                "size of the data object", self._key, expected=self._size, found=found, position=reached
             )
         if head:
             data = b"".join((head, data))

@@ -57,7 +57,7 @@ OPENED_AT_ONCE: Final = 16
 NAMELESS: Final = re.compile(r"ledger-[0-9]+")
 """The streams of ledgers without a managed ledger. A managed ledger of such a name is left out."""
 
-VERIFY: Final = "`offload pulsar verify` says which entries it lacks"
+VERIFY: Final = "`offload pulsar verify` names all damage"
 NAMES_SHOWN_MAX: Final = 5
 """How many keys a note names."""
 
@@ -194,11 +194,13 @@ class PulsarSource(Source):
         ledger_id, attempts = item
         whole = [each.key for each in attempts if each.is_whole and each.key is not None]
         if not whole:
-            return Corrupt("data object", attempts[0].name, expected="present", found="absent")
+            return self._damaged(
+                Corrupt("data object", _data_key(attempts[0]), expected="present", found="absent")
+            )
         try:
             opened = [each for key in whole for each in await self._open(key)]
         except Corrupt as damage:
-            return damage
+            return self._damaged(damage)
         except NotOffloaded as gone:
             self.forget()
             raise TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened") from gone
@@ -218,8 +220,16 @@ class PulsarSource(Source):
         for each in opened:
             size, stated = sizes.get(each.where), each.data_size_bytes
             note = f"damaged: {each.where} has {size} bytes, and its index states {stated}; {VERIFY}"
-            if size != stated and note not in self._notes:
-                self._notes = [*self._notes, note]
+            if size != stated:
+                self._note(note)
+
+    def _damaged(self, damage: Corrupt) -> Corrupt:
+        self._note(f"a ledger is damaged; {VERIFY}")
+        return damage
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes = [*self._notes, text]
 
 
 @dataclass(slots=True)
@@ -263,11 +273,13 @@ class _Sorting:
             notes.append(f"left out, {reason}: {shown}{more}")
         if self.nameless:
             has = "1 ledger has" if self.nameless == 1 else f"{self.nameless} ledgers have"
-            notes.append(
-                f"{has} no name of a managed ledger: a ledger without one is a stream of its own, named "
-                "after its id, and nothing says in which version it was written"
-            )
+            notes.append(f"{has} no name of a managed ledger: each id is a stream of its own")
         return notes
+
+
+def _data_key(found: FoundAttempt) -> str:
+    assert found.key is not None, "strangers are left out"
+    return str(found.key)
 
 
 def _because(notes: Sequence[str]) -> str:

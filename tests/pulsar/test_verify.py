@@ -6,6 +6,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from command_line import Ran, offload
 from hypothesis import given
 from hypothesis import strategies as st
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey, verifying
-from offload_pulsar.index import PulsarIndex
-from offload_pulsar.ledger_metadata import LedgerMetadata, message_class
+from offload_pulsar.index import LedgerGroup, PulsarIndex
+from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, message_class
 from offload_pulsar.verifying import BucketReport, verify_bucket
 from pulsar_sets import REPEATABLE, SETS, ListedEntries, objects_of, store_of, uid_of
 
@@ -120,7 +121,7 @@ def changed(name: str, change: Callable[[str, bytearray], None]) -> MemoryStore:
         store = await store_of("messages")
         for row, data in objects_of(name):
             raw = bytearray(data)
-            change(row["user_metadata"]["role"], raw)
+            change("index" if row["key"].endswith("-index") else "data", raw)
             await store.put(row["key"], Body.of(bytes(raw), metadata=row["user_metadata"]))
         return store
 
@@ -402,6 +403,29 @@ class TestCommand:
 
         assert ran.code == 2
         assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("ledger_id", "is_found"), [(7, False), (8, True)])
+def test_a_stated_length_is_compared_if_the_object_has_the_whole_ledger(
+    ledger_id: int, is_found: bool
+) -> None:
+    """Ledger 7 begins at entry 40 of this object, so its length is not that of what is here."""
+
+    def change(role: str, raw: bytearray) -> None:
+        if role == "index":
+            index = PulsarIndex.decode(bytes(raw), ledger_id=None, where="")
+            raw[:] = replace(index, groups=tuple(map(longer, index.groups))).encode()
+
+    def longer(group: LedgerGroup) -> LedgerGroup:
+        if group.ledger_id != ledger_id:
+            return group
+        entries = group.last_entry + 1
+        stated = LedgerInfo.of(ledger_id=ledger_id, entries=entries, length=10_000, closed_ms=0)
+        return replace(group, metadata=stated)
+
+    found = verified(changed("v2-three-ledgers", change)).damages
+
+    assert [each.what for each in found] == (["length of the ledger"] if is_found else [])
 
 
 def test_the_messages_of_a_wrong_type_are_refused() -> None:
