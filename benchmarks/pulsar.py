@@ -73,7 +73,7 @@ class SameEntries(EntryLedger):
 
     def __init__(self, count: int, size: int) -> None:
         self.last_entry, self.length = count - 1, count * size
-        self._size, self._most = size, -(-4 * MIB // size)
+        self._size, self._most = size, -(-16 * MIB // size)
         self._data = random.Random(1).randbytes(size) * self._most
 
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
