@@ -97,6 +97,7 @@ class PulsarSource(Source):
         self._opened: dict[str, Sequence[PulsarLedger]] = {}
         """The ledgers of each data object. Objects never change, so an index is read once."""
 
+        self._opening: dict[str, asyncio.Lock] = {}
         self._found: Attempts = {}
         self._notes: Sequence[str] = ()
         self._scanned_at = -inf
@@ -167,6 +168,9 @@ class PulsarSource(Source):
                     each.name for found in self._found.values() for those in found.values() for each in those
                 }
                 self._opened = {name: opened for name, opened in self._opened.items() if name in names}
+                self._opening = {
+                    name: lock for name, lock in self._opening.items() if name in names or lock.locked()
+                }
             return self._found
 
     async def _sort(self, row: FoundAttempt, sorting: _Sorting) -> None:
@@ -185,10 +189,11 @@ class PulsarSource(Source):
 
     async def _open(self, key: PulsarKey) -> Sequence[PulsarLedger]:
         """Return all ledgers of an attempt. Raises `NotOffloaded` if it is gone."""
-        opened = self._opened.get(str(key))
-        if opened is None:
-            opened = self._opened[str(key)] = await self._bucket.ledgers(key)
-        return opened
+        name = str(key)
+        async with self._opening.setdefault(name, asyncio.Lock()):  # callers at the same time share a read
+            if name not in self._opened:
+                self._opened[name] = await self._bucket.ledgers(key)
+            return self._opened[name]
 
     async def _ledger(self, item: tuple[int, Sequence[FoundAttempt]]) -> EntryLedger | Corrupt:
         ledger_id, attempts = item
