@@ -9,12 +9,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
+LOOPS  := $(VENV)/.loops
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some two hundred processes. Without its bytecode, each would compile the program again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test servers lint types check bench share campaign claims faults clean
+.PHONY: demo test servers lint types check bench share campaign wheels claims faults clean
 
 demo: $(CORE)
 	$(BIN)/offload demo
@@ -23,7 +24,7 @@ demo: $(CORE)
 # group in one process (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
-test: $(READY)
+test: $(LOOPS)
 	$(PYTEST)
 
 # Real servers and emulators for the tests, into a cache outside this folder. The first time takes some
@@ -45,12 +46,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py
 
 # One of the twenty shares of the tests that only the campaign runs. Each day has another share (tests/campaign.py).
-share: $(READY)
+share: $(LOOPS)
 	OFFLOAD_SHARE=$${OFFLOAD_SHARE:-$$(($$(date +%s) / 86400))} $(PYTEST)
 
 # Every test: all servers, all planted bugs, long walks, kill -9 at many moments, a thousand rounds of faults per server.
-campaign: $(READY)
+campaign: $(LOOPS)
 	OFFLOAD_CAMPAIGN=1 $(PYTEST)
+
+# The wheels of a release, in dist/: one for each platform with the compiled loops, and one for all others.
+wheels: $(READY)
+	$(PIP) ziglang
+	$(BIN)/python hatch_build.py wheels dist
 
 # Every claim of the tests, and where it is tested.
 claims: $(READY)
@@ -72,5 +78,10 @@ $(READY): $(CORE)
 	$(PIP) --editable ".[test]"
 	touch $(READY)
 
+# The compiled loops of this checkout. Without a C compiler, NumPy does their work.
+$(LOOPS): $(READY) hatch_build.py offload/formats/loops.c
+	$(BIN)/python hatch_build.py
+	touch $(LOOPS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) offload/formats/_loops.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

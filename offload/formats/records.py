@@ -1,8 +1,9 @@
 """The records of a run of chunks as columns, found without a Python step for each record.
 
 The length of an entry leads to the next entry, so a chunk can only be walked from its beginning. But the
-chunks of a run do not depend on each other. They are walked side by side as arrays, one entry of each chunk
-at a time. A few large chunks are walked one after the other instead, which is faster for them.
+chunks of a run do not depend on each other. The compiled loop walks them one after the other. Without it
+they are walked side by side as arrays, one entry of each chunk at a time, or, if there are few large chunks,
+one after the other.
 
 Invariant: positions are returned only for chunks whose entries are all simple and fill the data section
 exactly. So no length goes unchecked. Every other chunk is parsed by `entries.messages`, which also reports
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from offload.formats.chunk import CHUNK_HEADER, headers_at
 from offload.formats.entries import messages
+from offload.formats.loops import compiled_loops
 from offload.model.chunk_table import ChunkTable, ChunkType
 
 __all__ = ["RecordRun", "record_runs", "runs_of_table"]
@@ -126,36 +128,19 @@ def record_runs(data: _Bytes, rows: ChunkTable, *, where: str) -> Iterator[Recor
     chunk_starts = rows["position"] - np.uint64(origin)
     starts, stops, entries = _sections(data, chunk_starts)
     counts = np.where(entries == rows["records"], entries, 0)  # fewer entries mean that there are sub-batches
-    at, ends = _walked(data, starts, counts)
+    bodies, sizes, ends = _walked(data, starts, counts)
     # A chunk whose walk does not end at the end of its data section has a sub-batch or damage.
     is_simple = (counts > 0) & (ends == stops)
     last_of = np.cumsum(counts)
     edges = [0, *(np.flatnonzero(np.diff(is_simple)) + 1).tolist(), len(rows)]
     for first, last in pairwise(edges):
         if is_simple[first]:
-            begin = int(last_of[first] - counts[first])
-            run = at[begin : int(last_of[last - 1])]
-            yield _simple_run(data, rows[first:last], run, last_of[first:last] - begin - 1, ends[first:last])
+            run = slice(int(last_of[first] - counts[first]), int(last_of[last - 1]))
+            yield RecordRun(*offsets_and_timestamps(rows[first:last]), bodies[run], sizes[run], data)
         else:
             for row, start in zip(rows[first:last], chunk_starts[first:last].tolist(), strict=True):
                 chunk = memoryview(data)[start : start + int(row["size_bytes"])]
                 yield _run_of_bodies(row, messages(chunk, where=where, position=origin + start))
-
-
-def _simple_run(
-    data: _Bytes, rows: ChunkTable, at: _Integers, lasts: _Integers, ends: _Integers
-) -> RecordRun:
-    """Return the messages of chunks without sub-batches, whose walks ended where they should.
-
-    `at` has the position of each entry, `lasts` the index of the last entry of each chunk, and `ends` where
-    that entry ends.
-    """
-    # An entry ends where the next one of its chunk begins, so no length is read a second time.
-    sizes = np.empty_like(at)
-    np.subtract(at[1:], at[:-1], out=sizes[:-1])
-    sizes[lasts] = ends - at[lasts]
-    sizes -= _LENGTH.size
-    return RecordRun(*offsets_and_timestamps(rows), at + _LENGTH.size, sizes, data)
 
 
 def _run_of_bodies(row: np.void, bodies: list[bytes]) -> RecordRun:
@@ -176,17 +161,21 @@ def _lengths(data: _Bytes) -> npt.NDArray[np.uint32]:
     return np.ndarray((len(data) - _LENGTH.size + 1,), ">u4", data, strides=(1,))
 
 
-def _walked(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
-    """Return the position of each entry, chunk after chunk, and the end of each chunk's last entry.
+def _walked(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+    """Return the start and the size of each body, chunk after chunk, and the end of each chunk's last entry.
 
     After a wrong length or a sub-batch, a chunk's end is not that of its data section, because positions only
     grow.
     """
+    if (loops := compiled_loops()) is not None:
+        return loops.walk(data, starts, counts)
     walk = _side_by_side if counts.sum() >= SIDE_BY_SIDE_MIN * counts.max() else _one_by_one
     return walk(data, starts, counts)
 
 
-def _side_by_side(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
+def _side_by_side(
+    data: _Bytes, starts: _Integers, counts: _Integers
+) -> tuple[_Integers, _Integers, _Integers]:
     lengths, last = _lengths(data), len(data) - _LENGTH.size
     found = np.empty(int(counts.sum()), np.int64)
     # Chunks with the most entries come first. So those that still have entries are always a prefix.
@@ -201,10 +190,10 @@ def _side_by_side(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_
         at[:chunks] = here + lengths[np.minimum(here, last)] + _LENGTH.size
     ends = np.empty_like(at)
     ends[order] = at
-    return found, ends
+    return _sized(found, ends, counts)
 
 
-def _one_by_one(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
+def _one_by_one(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers, _Integers]:
     length_at, last = _LENGTH.unpack_from, len(data) - _LENGTH.size
     found: list[int] = []
     ends: list[int] = []
@@ -214,4 +203,16 @@ def _one_by_one(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_In
             found.append(at)
             at += _LENGTH.size + length_at(data, min(at, last))[0]
         ends.append(at)
-    return np.array(found, np.int64), np.array(ends, np.int64)
+    return _sized(np.array(found, np.int64), np.array(ends, np.int64), counts)
+
+
+def _sized(at: _Integers, ends: _Integers, counts: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+    """Return the start and the size of each body, from the positions of the entries."""
+    # An entry ends where the next one of its chunk begins, so no length is read a second time.
+    sizes = np.empty_like(at)
+    np.subtract(at[1:], at[:-1], out=sizes[:-1])
+    filled = counts > 0
+    lasts = np.cumsum(counts)[filled] - 1
+    sizes[lasts] = ends[filled] - at[lasts]
+    sizes -= _LENGTH.size
+    return at + _LENGTH.size, sizes, ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import osiris_data
 import pytest
 from campaign import CAMPAIGN
+from fresh_loops import compiled_walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ BATCHES = st.builds(SubBatch.of, BODIES, st.sampled_from(Codec))
 ENTRIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30) | st.lists(
     st.binary(max_size=40) | BATCHES, min_size=1, max_size=4
 )
-WALKS = pytest.mark.parametrize("walk", [records._side_by_side, records._one_by_one])
+WALKS = pytest.mark.parametrize("walk", [records._side_by_side, records._one_by_one, compiled_walk])
 
 
 def by_columns(data: bytes) -> Found:

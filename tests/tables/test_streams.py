@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from foreign_tier import LinesCatalogue
+from fresh_loops import use_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import MemoryLedger, ledger_of, ledgers
@@ -63,7 +64,8 @@ def chunks_of(records: int, size_bytes: int, *, count: int) -> MemoryLedger:
     )
 
 
-@settings(max_examples=30)
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "NumPy"])
+@settings(max_examples=20)
 @given(
     shape=st.sampled_from(SHAPES),
     count=st.integers(1, 4),
@@ -71,9 +73,10 @@ def chunks_of(records: int, size_bytes: int, *, count: int) -> MemoryLedger:
     limits=st.tuples(st.integers(1, 20), st.integers(1, 200)),
 )
 def test_a_table_has_the_messages_of_the_range(
-    shape: str, count: int, offsets: tuple[int, int], limits: tuple[int, int]
+    compiled: bool, shape: str, count: int, offsets: tuple[int, int], limits: tuple[int, int]
 ) -> None:
     with world() as made, pytest.MonkeyPatch.context() as patch:
+        use_loops(patch, compiled=compiled)
         patch.setattr(tables, "BATCH_ROWS_MAX", limits[0])
         patch.setattr(tables, "BATCH_SIZE_BYTES_MAX", limits[1])
         made.write("orders", getattr(ledgers, shape)().ledgers(count))
@@ -241,6 +244,7 @@ def test_a_chunk_of_a_million_empty_records_and_a_large_one_are_read(made: World
 def test_values_further_apart_than_arrow_can_address_are_found(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_loops(monkeypatch, compiled=False)
     monkeypatch.setattr("offload.arrow.batches.SPAN_SIZE_BYTES_MAX", 20)
     made.write("orders", [ledger_of(6)])
 

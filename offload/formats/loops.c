@@ -1,0 +1,53 @@
+/* The two loops over records that Python is too slow for. `loops.py` loads them, and says what they promise.
+
+   A stranger may have chosen every byte of `data`. So each position is compared with the size before anything is
+   read there, and each value with the room that is left before it is copied. Nothing is allocated, kept or printed.
+
+   Positions fit 64 bits: each is at most the size of the data and 2^32 more. */
+
+#include <stdint.h>
+
+enum { LENGTH_BYTES = 4 };
+
+/* Walk over the entries of each chunk: a length of 32 bits, big-endian, and as many bytes. */
+void offload_walk(const uint8_t *data, int64_t size,
+                  const int64_t *begins, const int64_t *counts, int64_t chunks,
+                  int64_t *starts, int64_t *sizes, int64_t *ends)
+{
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        int64_t at = begins[chunk];
+        int64_t left = counts[chunk];
+        for (; left > 0 && at >= 0 && at <= size - LENGTH_BYTES; left--) {
+            const uint8_t *here = data + at;
+            int64_t length = (int64_t)here[0] << 24 | here[1] << 16 | here[2] << 8 | here[3];
+            at += LENGTH_BYTES;
+            *starts++ = at;
+            *sizes++ = length;
+            at += length;
+        }
+        ends[chunk] = left > 0 ? -1 : at;
+        for (; left > 0; left--) {
+            *starts++ = 0;
+            *sizes++ = 0;
+        }
+    }
+}
+
+/* Copy values behind each other. Return how many were copied: not all if one is not within `data`, or does not
+   fit `room`, which is less than 2^31 bytes. */
+int64_t offload_gather(const uint8_t *data, int64_t size,
+                       const int64_t *starts, const int64_t *sizes, int64_t rows,
+                       int32_t *offsets, uint8_t *values, int64_t room)
+{
+    int64_t filled = 0;
+    offsets[0] = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t start = starts[row], length = sizes[row];
+        if (length < 0 || length > room - filled || start < 0 || start > size - length)
+            return row;
+        __builtin_memcpy(values + filled, data + start, (uint64_t)length);
+        filled += length;
+        offsets[row + 1] = (int32_t)filled;
+    }
+    return rows;
+}

@@ -1,0 +1,122 @@
+"""The compiled loops of `loops.c`: walking over entries, and copying values behind each other.
+
+A wheel for a platform has them as a shared library, which is loaded when it is first needed. Without it, or
+with `OFFLOAD_LOOPS=numpy`, callers take their own way with NumPy, which finds the same.
+
+Invariants: the library reads no byte outside of the buffers that it is given, and writes none outside of the
+arrays that are made here, whatever the bytes are. It has no state, so threads and forked processes share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Loops", "compiled_loops", "loops_in_use"]
+
+LIBRARY: Final = Path(__file__).with_name("_loops.so")
+"""The library, if this installation has one. The name is the same on all platforms."""
+
+SWITCH: Final = "OFFLOAD_LOOPS"
+ROOM_SIZE_BYTES_MAX: Final = 2**31 - 1
+
+_Integers = npt.NDArray[np.int64]
+
+
+class Loops:
+    """The functions of a library. Raises `OSError` or `AttributeError` for a file of another kind."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._walk = library.offload_walk
+        self._walk.argtypes = [pointer, number, pointer, pointer, number, pointer, pointer, pointer]
+        self._walk.restype = None
+        self._gather = library.offload_gather
+        self._gather.argtypes = [pointer, number, pointer, pointer, number, pointer, pointer, number]
+        self._gather.restype = number
+
+    def walk(
+        self, data: bytes | memoryview, begins: _Integers, counts: _Integers
+    ) -> tuple[_Integers, _Integers, _Integers]:
+        """Walk over `counts` entries of each chunk, from `begins` on.
+
+        Returns the start and the size of each body, chunk after chunk, and the end of each chunk's last
+        entry: -1 if a length led out of `data`. The bodies of such a chunk mean nothing, and may be outside.
+        """
+        octets, begins, counts = _octets(data), _integers(begins), _integers(counts)
+        total = int(counts.sum())
+        starts, sizes, ends = np.empty(total, np.int64), np.empty(total, np.int64), np.empty_like(begins)
+        self._walk(
+            octets.ctypes.data,
+            len(octets),
+            begins.ctypes.data,
+            counts.ctypes.data,
+            len(begins),
+            starts.ctypes.data,
+            sizes.ctypes.data,
+            ends.ctypes.data,
+        )
+        return starts, sizes, ends
+
+    def gather(
+        self, data: bytes | memoryview, starts: _Integers, sizes: _Integers
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Return the values behind each other, after their offsets, of which there is one more than values.
+
+        Raises `ValueError` if a value is outside of `data`, or if they have 2 GiB or more together.
+        """
+        octets, starts, sizes = _octets(data), _integers(starts), _integers(sizes)
+        room = int(sizes.sum())
+        if not 0 <= room <= ROOM_SIZE_BYTES_MAX:
+            raise ValueError(f"{room} bytes of values in one array")
+        offsets, values = np.empty(len(starts) + 1, np.int32), np.empty(room, np.uint8)
+        copied = self._gather(
+            octets.ctypes.data,
+            len(octets),
+            starts.ctypes.data,
+            sizes.ctypes.data,
+            len(starts),
+            offsets.ctypes.data,
+            values.ctypes.data,
+            room,
+        )
+        if copied != len(starts):
+            raise ValueError(f"value {copied} is not within the data")
+        return offsets, values
+
+
+def compiled_loops() -> Loops | None:
+    """Return the compiled loops, or None where NumPy does their work."""
+    return _loaded()[0]
+
+
+def loops_in_use() -> str:
+    """Return which loops run in this process, and why, for a person."""
+    return _loaded()[1]
+
+
+@cache
+def _loaded() -> tuple[Loops | None, str]:
+    if os.environ.get(SWITCH) == "numpy":
+        return None, f"NumPy: {SWITCH} asks for it"
+    if not LIBRARY.exists():
+        return None, "NumPy: this installation has no compiled loops"
+    try:
+        return Loops(LIBRARY), "compiled"
+    except (OSError, AttributeError) as error:
+        return None, f"NumPy: {LIBRARY.name} cannot be loaded: {error}"
+
+
+def _octets(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+
+
+def _integers(numbers: Any) -> _Integers:
+    return np.ascontiguousarray(numbers, np.int64)
