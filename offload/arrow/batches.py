@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from offload.contracts.decoder import Decoder
@@ -89,7 +90,7 @@ class _Made:
             case "ledger":
                 return pa.repeat(pa.scalar(self._ledger_id, kind), len(self._run))
             case "offset":
-                return pa.array(self._run.offsets.astype(np.int64), kind)
+                return _numbers(self._run.offsets.view(np.int64), kind)
             case "timestamp":
                 return self._timestamps(kind)
             case "value":
@@ -99,9 +100,10 @@ class _Made:
         return pa.array(self._decoded(name, self._decoder), kind)
 
     def _timestamps(self, kind: pa.TimestampType) -> pa.Array:
-        per_ms = PER_MS[kind.unit]
-        clipped = np.clip(self._run.timestamps_ms, -((LONG_MAX + 1) // per_ms), LONG_MAX // per_ms)
-        return pa.array(clipped * per_ms, kind)
+        times, per_ms = self._run.timestamps_ms, PER_MS[kind.unit]
+        if per_ms > 1:
+            times = np.clip(times, -((LONG_MAX + 1) // per_ms), LONG_MAX // per_ms) * per_ms
+        return _numbers(times, kind)
 
     def _values(self) -> pa.Array:
         """Return the values without a Python step for each.
@@ -149,6 +151,12 @@ class _Made:
                 for section in sections[0]:
                     self._found[section] = [_json(each[section]) for each in sections]
         return self._found[name]
+
+
+def _numbers(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    """Return 64-bit numbers as an array that shares their memory."""
+    assert kind.bit_width == 64
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
 def _json(value: object) -> str:
