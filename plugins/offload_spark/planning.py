@@ -15,15 +15,15 @@ only to find a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from offload.contracts.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue, StreamView
 from offload.errors import NotOffloaded
 from offload.model.entry import Entries, joined_entries
 from offload.model.excerpt import of_fragments
@@ -32,8 +32,15 @@ from offload.model.part import StreamPart
 from offload.model.position import AtTime, PartOffset
 from offload.streams.joined import grouped, live_parts, place_of
 from offload.streams.reader import StreamReader
+from offload.tasks import in_order, one_by_one
 from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STREAMS_AT_ONCE: Final = 32
+"""The number of streams that are asked for at once. A store's own limit of requests still applies."""
 
 FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
 """The cost of opening one more fragment, in bytes that could be read instead."""
@@ -97,16 +104,21 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
     Raises `NotOffloaded` for a named stream that does not exist, and, if `fail_on_data_loss`, for an offset
     that the stream does not have.
     """
-    pieces: list[PlannedPiece] = []
     strict = options.fail_on_data_loss
-    for stream in await chosen(catalogue, options, bounds):
+
+    async def pieces_in(stream: ChosenStream) -> list[PlannedPiece]:
         start = await stream.place_of(options.start, strict=strict)
         end = await stream.place_of(options.end, strict=strict)
+        found: list[PlannedPiece] = []
         for reader in stream.readers:
             committed, of = reader.manifest, stream.part_of(reader)
             # A part before the start, or behind the end, has an empty range, and no piece.
             first, until = stream.begin_in(reader, start), stream.begin_in(reader, end)
-            pieces += await pieces_of(catalogue, of, committed, bounds.and_offsets(first, until))
+            found += await pieces_of(catalogue, of, committed, bounds.and_offsets(first, until))
+        return found
+
+    streams = await chosen(catalogue, options, bounds)
+    pieces = [piece for found in await each_of(pieces_in, streams) for piece in found]
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
@@ -155,21 +167,35 @@ async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds)
     if not known:
         every = {parts[0].first: parts for parts in await grouped(catalogue)}
         known = {name: every[name] for name in options.streams.of([*every])}
-    found = []
-    for name, parts in known.items():
-        if not bounds.holds_stream(name):
-            continue
+    wanted = {name: parts for name, parts in known.items() if bounds.holds_stream(name)}
+
+    async def views_of(name: str) -> Sequence[tuple[int, StreamView]]:
         try:
-            views = await live_parts(catalogue, name, parts)
+            return await live_parts(catalogue, name, wanted[name])
         except NotOffloaded:
             if options.streams.names:
                 raise
-            continue
-        readers = [StreamReader(catalogue, view.committed, part=number) for number, view in views]
-        for reader in readers:
-            reader.stream = name
-        found.append(ChosenStream(name, readers))
-    return found
+            return ()
+
+    found = zip(wanted, await each_of(views_of, wanted), strict=True)
+    return [stream_of(catalogue, name, views) for name, views in found if views]
+
+
+def stream_of(catalogue: Catalogue, name: str, views: Sequence[tuple[int, StreamView]]) -> ChosenStream:
+    """Return a chosen stream with these views of its parts, in order."""
+    readers = [StreamReader(catalogue, view.committed, part=number) for number, view in views]
+    for reader in readers:
+        reader.stream = name
+    return ChosenStream(name, readers)
+
+
+async def each_of(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
+    """Return the results of `work` for all items, in their order. Raises the error of the first that fails.
+
+    Several run at a time: with 1,000 streams, their requests would otherwise take a thousand round trips.
+    """
+    async with aclosing(in_order(work, one_by_one(items), at_once=STREAMS_AT_ONCE)) as results:
+        return [result async for _, result in results]
 
 
 async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:

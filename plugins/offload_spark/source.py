@@ -31,12 +31,12 @@ from pyspark.sql.types import StructType
 
 from offload.arrow.batches import BatchMaker
 from offload.blocking import Blocking
-from offload.contracts.catalogue import Catalogue
 from offload.errors import Misuse
 from offload.plugins import Plugins
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.filters import bounds_of
+from offload_spark.known import KnownStreams
 from offload_spark.options import LATEST, Edge, ReadOptions, WriteOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
@@ -161,10 +161,16 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
         if options.end != Edge(otherwise=LATEST):
             raise Misuse("a streaming query has no end: remove endingOffsets and endingTimestamp")
         self._target: Mark | None = None
+        # Opened by the first call, and used by all calls of a query: its tasks have readers of their own.
+        self._opened: tuple[Blocking, KnownStreams] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the opened tier out: connections and threads do not survive in another process."""
+        return {**self.__dict__, "_opened": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the names are Spark's
         """Return the mark at which a new query begins."""
-        return self._run(lambda catalogue: initial(catalogue, self._options)).as_json()
+        return self._run(initial).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of the options."""
@@ -177,28 +183,34 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch."""
         begun, bound = Mark.of_json(start), _limit_of(limit, self._options)
-        reached = self._run(lambda catalogue: latest(catalogue, self._options, begun, bound, self._target))
+        reached = self._run(lambda known: latest(known, begun, bound, self._target))
         return reached.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of the query: what is committed now."""
-        self._target = self._run(lambda catalogue: newest(catalogue, self._options))
+        self._target = self._run(newest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a micro-batch (`tailing.plan_between`)."""
         first, last = Mark.of_json(start), Mark.of_json(end)
-        planned = self._run(lambda catalogue: plan_between(catalogue, self._options, first, last))
+        planned = self._run(lambda known: plan_between(known, first, last))
         return [Partition(parts) for parts in planned]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: a read changes nothing in the tier."""
 
     def stop(self) -> None:
-        """Do nothing: the reader holds nothing open."""
+        """Close the tier."""
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
 
-    def _run(self, ask: Callable[[Catalogue], Coroutine[Any, Any, T]]) -> T:
-        with self._open() as tier:
-            return tier.run(ask(tier.catalogue))
+    def _run(self, ask: Callable[[KnownStreams], Coroutine[Any, Any, T]]) -> T:
+        if self._opened is None:
+            tier = self._open()
+            self._opened = tier, KnownStreams(tier.catalogue, self._options)
+        tier, known = self._opened
+        return tier.run(ask(known))
 
 
 def _limit_of(limit: ReadLimit, options: ReadOptions) -> TailLimit:

@@ -26,18 +26,18 @@ from offload.model.part import StreamPart
 from offload.model.position import PartOffset
 from offload.streams.reader import StreamReader
 from offload_spark.bounds import ScanBounds
+from offload_spark.known import KnownStreams
 from offload_spark.options import ReadOptions
 from offload_spark.planning import (
     ChosenStream,
     PlannedPart,
     PlannedPiece,
-    chosen,
+    each_of,
     partitions_of,
     pieces_of,
 )
 
 VERSION: Final = 1
-EVERYTHING: Final = ScanBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +113,24 @@ class TailLimit:
     """An approximate limit: within a fragment, all records count as equally large."""
 
 
-async def initial(catalogue: Catalogue, options: ReadOptions) -> Mark:
+async def initial(known: KnownStreams) -> Mark:
     """Return the mark at which a new query begins."""
-    places = {}
-    for stream in await chosen(catalogue, options, EVERYTHING):
-        start = await stream.place_of(options.start, strict=options.fail_on_data_loss)
-        for reader in stream.readers:
-            places[reader.manifest.stream] = _begin(stream, reader, start)
-    return Mark(places)
+    options = known.options
+    streams = await known.newest()
+
+    async def start_of(stream: ChosenStream) -> PartOffset:
+        return await stream.place_of(options.start, strict=options.fail_on_data_loss)
+
+    return Mark(
+        {
+            reader.manifest.stream: _begin(stream, reader, start)
+            for stream, start in zip(streams, await each_of(start_of, streams), strict=True)
+            for reader in stream.readers
+        }
+    )
 
 
-async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
+async def newest(known: KnownStreams) -> Mark:
     """Return the mark behind everything that is committed now."""
     return Mark(
         {
@@ -133,23 +140,22 @@ async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
                 begin=each.first_offset,
                 of=stream.part_of(reader),
             )
-            for stream in await chosen(catalogue, options, EVERYTHING)
+            for stream in await known.newest()
             for reader in stream.readers
             for each in [reader.manifest]
         }
     )
 
 
-async def latest(
-    catalogue: Catalogue, options: ReadOptions, start: Mark, limit: TailLimit, target: Mark | None
-) -> Mark:
+async def latest(known: KnownStreams, start: Mark, limit: TailLimit, target: Mark | None) -> Mark:
     """Return the end of the next micro-batch; `start` if there is nothing new.
 
     A new stream is begun. `target` is the end of a query that reads what is committed now, and stops.
     """
+    catalogue, options = known.catalogue, known.options
     found = {
         reader.manifest.stream: (stream, reader)
-        for stream in await chosen(catalogue, options, EVERYTHING)
+        for stream in await known.newest()
         for reader in stream.readers
     }
     manifests = {name: reader.manifest for name, (_, reader) in found.items()}
@@ -175,18 +181,18 @@ async def latest(
     return Mark(places)
 
 
-async def plan_between(
-    catalogue: Catalogue, options: ReadOptions, start: Mark, end: Mark
-) -> list[list[PlannedPart]]:
+async def plan_between(known: KnownStreams, start: Mark, end: Mark) -> list[list[PlannedPart]]:
     """Return the partitions of a micro-batch. Raises `NotOffloaded` if some of its records are gone."""
-    pieces: list[PlannedPiece] = []
-    for stream, at in end.places.items():
+
+    async def pieces_in(stream: str) -> list[PlannedPiece]:
         # Only the two marks decide, not the stream as it is: Spark may plan a batch of its checkpoint again.
-        before = start.places.get(stream)
-        known = before is not None and before.incarnation == at.incarnation
-        first = before.offset if before is not None and known else at.begin
-        if first < at.offset:
-            pieces += await _pieces(catalogue, options, stream, at, first)
+        before, at = start.places.get(stream), end.places[stream]
+        is_known = before is not None and before.incarnation == at.incarnation
+        first = before.offset if before is not None and is_known else at.begin
+        return await _pieces(known, stream, at, first) if first < at.offset else []
+
+    pieces = [piece for found in await each_of(pieces_in, end.places) for piece in found]
+    options = known.options
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
@@ -274,12 +280,11 @@ async def _reached_by_bytes(
     return at
 
 
-async def _pieces(
-    catalogue: Catalogue, options: ReadOptions, stream: str, at: QueryProgress, first: int
-) -> list[PlannedPiece]:
+async def _pieces(known: KnownStreams, stream: str, at: QueryProgress, first: int) -> list[PlannedPiece]:
+    options = known.options
     try:
         # The manifest as it is now: trims and deletions since the mark are found before a task starts.
-        committed = (await catalogue.view(stream)).committed
+        committed = await known.part(at.of)
     except NotOffloaded:
         if options.fail_on_data_loss:
             raise
@@ -295,4 +300,4 @@ async def _pieces(
     if committed.incarnation != at.incarnation:
         return []  # another stream of this name: it has other records at these offsets
     bounds = ScanBounds(first_offset=first, next_offset=at.offset)
-    return await pieces_of(catalogue, at.of, committed, bounds)
+    return await pieces_of(known.catalogue, at.of, committed, bounds)

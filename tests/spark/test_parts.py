@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from campaign import campaign
 from offload_conformance import ledger_of
+from offload_spark.known import KnownStreams
 from offload_spark.planning import PlannedPart
 from offload_spark.tailing import Mark, TailLimit, initial, latest, plan_between
 from spark.in_process import Tier, tier
@@ -104,14 +105,14 @@ def test_a_query_reads_each_record_once_across_the_birth_of_a_part(start: str, w
     with tier() as made:
         write(made.blocking, "orders", first_offset=0, records=6)
         options, run = made.options(stream="orders", startingOffsets=start), made.blocking.run
-        catalogue = made.blocking.catalogue
-        mark, found = run(initial(catalogue, options)), Found()
+        known = KnownStreams(made.blocking.catalogue, options, look_seconds=0)
+        mark, found = run(initial(known)), Found()
         for number, first_offset, count in [(1, 0, 0), (2, 9, 3), (3, 10, 4)]:
             if number > 1:
                 begin(made.blocking, number, first_offset=first_offset, records=count)
             for limit in (TailLimit(rows=2), TailLimit()):
-                reached = Mark.of_json(run(latest(catalogue, options, mark, limit, None)).as_json())
-                found += rows(made, run(plan_between(catalogue, options, mark, reached)))
+                reached = Mark.of_json(run(latest(known, mark, limit, None)).as_json())
+                found += rows(made, run(plan_between(known, mark, reached)))
                 mark = reached
 
         assert found == ORDERS[wanted:]

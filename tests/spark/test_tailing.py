@@ -10,6 +10,7 @@ from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
+from offload_spark.known import KnownStreams
 from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
 from spark.in_process import Tier, tier
 
@@ -26,7 +27,9 @@ class Query:
     def __init__(self, made: Tier, **options: str) -> None:
         self.made, self.options = made, made.options(**options)
         self.offloader = made.blocking.offloader
-        self.mark = self.kept(made.blocking.run(initial(self.offloader, self.options)))
+        # Looks for new streams and parts at every trigger, and not only every ten seconds.
+        self.known = KnownStreams(self.offloader, self.options, look_seconds=0)
+        self.mark = self.kept(made.blocking.run(initial(self.known)))
         self.target: Mark | None = None
         self.batches: list[tuple[Mark, Mark]] = []
 
@@ -36,7 +39,7 @@ class Query:
     def trigger(self, limit: TailLimit = EVERYTHING) -> list[tuple[str, int]]:
         """Run the next micro-batch. Return stream and offset of each record."""
         run, before = self.made.blocking.run, self.mark
-        reached = run(latest(self.offloader, self.options, before, limit, self.target))
+        reached = run(latest(self.known, before, limit, self.target))
         self.mark = self.kept(reached)
         self.batches.append((before, self.mark))
         return self.again(-1)
@@ -44,7 +47,7 @@ class Query:
     def again(self, number: int) -> list[tuple[str, int]]:
         """Return the records of a micro-batch that is planned again after a crash."""
         start, end = self.batches[number]
-        planned = self.made.blocking.run(plan_between(self.offloader, self.options, start, end))
+        planned = self.made.blocking.run(plan_between(self.known, start, end))
         return [(row[0], row[2]) for row in self.made.rows(planned)]
 
 
@@ -122,7 +125,7 @@ def test_a_limit_of_bytes_is_kept_approximately(made: Tier) -> None:
 def test_a_query_with_a_target_reads_no_later_records(made: Tier) -> None:
     grow(made, "a", records=5, first_offset=0)
     query = Query(made)
-    query.target = made.blocking.run(newest(query.offloader, query.options))
+    query.target = made.blocking.run(newest(query.known))
     grow(made, "a", records=5, first_offset=5)
     grow(made, "b", records=5, first_offset=0)
 
