@@ -42,8 +42,13 @@ R = TypeVar("R")
 STREAMS_AT_ONCE: Final = 32
 """The number of streams that are asked for at once. A store's own limit of requests still applies."""
 
-FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
-"""The cost of opening one more fragment, in bytes that could be read instead."""
+FRAGMENTS_MAX: Final = 256
+"""The most fragments of a task, however small they are.
+
+A small fragment costs a task little more than its requests, of which several run at once, and a task costs
+tens of milliseconds before it reads. So tiny fragments share a task, and enough tasks remain for a cluster:
+40 for 10,000 fragments.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,28 +253,27 @@ def partitions_of(
 ) -> list[list[PlannedPart]]:
     """Pack pieces in order into partitions of about `size_bytes`, and at least `count_min` of them.
 
-    A larger fragment is split. A small remainder is not split off.
+    No partition has more than `FRAGMENTS_MAX` pieces. A larger fragment is split. A small remainder is not
+    split off.
     """
-    packed = _packed(pieces, size_bytes, cost_bytes=FRAGMENT_COST_BYTES)
+    packed = _packed(pieces, size_bytes)
     if len(packed) < count_min:
         total = sum(piece.size_bytes for piece in pieces)
-        packed = _packed(pieces, max(total // count_min, 1), cost_bytes=0)
+        packed = _packed(pieces, max(total // count_min, 1))
     return [parts_of(partition) for partition in packed]
 
 
-def _packed(
-    pieces: Sequence[PlannedPiece], target_bytes: int, *, cost_bytes: int
-) -> list[list[PlannedPiece]]:
+def _packed(pieces: Sequence[PlannedPiece], target_bytes: int) -> list[list[PlannedPiece]]:
     partitions: list[list[PlannedPiece]] = []
-    weight = 0
+    size_bytes = 0
     for whole in pieces:
         for piece in whole.split(max(round(whole.size_bytes / target_bytes), 1)):
-            cost = piece.size_bytes + cost_bytes
-            if not partitions or weight + cost > target_bytes:
+            is_full = size_bytes + piece.size_bytes > target_bytes
+            if not partitions or is_full or len(partitions[-1]) == FRAGMENTS_MAX:
                 partitions.append([])
-                weight = 0
+                size_bytes = 0
             partitions[-1].append(piece)
-            weight += cost
+            size_bytes += piece.size_bytes
     return partitions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from campaign import CAMPAIGN
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from offload_conformance import MemoryLedger, ledger_of, ledgers
 from offload_conformance.ledgers import Sample
 from offload_spark.bounds import ScanBounds
+from offload_spark.planning import FRAGMENTS_MAX, PlannedPiece, partitions_of
 from spark.in_process import Tier, rows_of, tier
 
 from offload.contracts.store import Span
@@ -114,12 +116,45 @@ def test_a_fragment_of_several_chunks_is_split_if_more_partitions_are_wanted() -
         assert [len(made.rows([parts])) for parts in planned] == [10] * 9
 
 
-def test_small_fragments_share_a_partition() -> None:
-    """Each fragment counts as at least 4 MiB."""
+def pieces(count: int, *, size_bytes: int) -> list[PlannedPiece]:
+    """Return fragments of one stream that follow each other, of two records each."""
     with tier() as made:
-        made.write("orders", [ledger_of(2, first_offset=2 * n) for n in range(40)])
+        made.write("orders", [ledger_of(2)])
+        [[part]] = made.plan()
+        entries = np.repeat(part.committed.entries, count)
+    entries["first_offset"] = np.arange(count) * 2
+    return [
+        PlannedPiece(
+            of=part.of,
+            committed=part.committed,
+            entry=entries[n : n + 1],
+            first=2 * n,
+            until=2 * n + 2,
+            bounds=part.bounds,
+            size_bytes=size_bytes,
+        )
+        for n in range(count)
+    ]
 
-        assert [sum(len(made.rows([[part]])) for part in parts) for parts in made.plan()] == [30, 30, 20]
+
+@pytest.mark.parametrize(
+    ("count", "size_bytes", "tasks"),
+    [
+        pytest.param(2560, 100, 10, id="tiny fragments are counted"),
+        pytest.param(FRAGMENTS_MAX, 100, 1, id="as many as a task may have"),
+        pytest.param(FRAGMENTS_MAX + 1, 100, 2, id="one more"),
+        pytest.param(200, 2**20, 4, id="larger ones are weighed"),
+    ],
+)
+def test_fragments_share_a_task_up_to_its_bytes_and_its_count(
+    count: int, size_bytes: int, tasks: int
+) -> None:
+    found = partitions_of(pieces(count, size_bytes=size_bytes), size_bytes=64 * 2**20, count_min=1)
+
+    assert len(found) == tasks
+    covered = [(part.first, part.until) for parts in found for part in parts]
+    assert [first for first, _ in covered] == [0, *(until for _, until in covered[:-1])]
+    assert covered[-1][1] == 2 * count
 
 
 def test_consecutive_parts_are_merged_into_one() -> None:
