@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -78,8 +78,11 @@ class _Writes:
         parts = _parts(messages)
         self._run(lambda offloader: commit(offloader, self._options.stream, parts))
 
-    def _give_up(self, job: UUID) -> None:
-        self._run(lambda offloader: give_up(offloader, self._options.stream, job))
+    def _drop(self, ticket: Ticket) -> None:
+        """Drop the attempts of a failed write, and the stream if the write began it and nobody uses it."""
+        name, job = self._options.stream, ticket.job
+        self._run(lambda offloader: give_up(offloader, name, job))
+        self._run(lambda offloader: withdraw(offloader, name, ticket.begun, job=job))
 
     def _run(self, ask: Callable[[LedgerOffloader], Coroutine[Any, Any, T]]) -> T:
         with self._options.tier.opened() as tier:
@@ -92,8 +95,8 @@ class Writer(_Writes, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
         self._begun = self._run(lambda offloader: begin(offloader, options))
-        name, incarnation = options.write_id, self._begun.incarnation
-        self._ticket = Ticket.of(incarnation, run=self._run_id, job=name, write=name)
+        name = options.write_id
+        self._ticket = Ticket.of(self._begun, run=self._run_id, job=name, write=name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a task's rows."""
@@ -106,10 +109,7 @@ class Writer(_Writes, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the write after a task or the commit failed. Deletes a stream that this write began."""
         # The attempts go in any case. The stream goes only if this write began it and nobody else uses it.
-        self._give_up(self._ticket.job)
-        self._run(
-            lambda offloader: withdraw(offloader, self._options.stream, self._begun, job=self._ticket.job)
-        )
+        self._drop(self._ticket)
 
 
 class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
@@ -120,7 +120,7 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
         if options.write_id:
             # With one name for all batches, the second would look like a repetition of the first.
             raise Misuse("the batches of a query have names of their own: remove writeId")
-        self._incarnation = self._run(lambda offloader: begin(offloader, options)).incarnation
+        self._begun = self._run(lambda offloader: begin(offloader, options))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a task's rows of one batch."""
@@ -131,11 +131,14 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Drop a batch after a task or the commit failed."""
+        """Drop a batch after a task or the commit failed. Deletes a stream that this batch began.
+
+        If no task succeeded, an empty stream may be left.
+        """
         # This writer did not send the tasks, so only their messages name the job. Without any message the
         # attempts stay until the next batch of the query, which has the same job, drops them.
-        for job in {part.ticket.job for part in _parts(messages)}:
-            self._give_up(job)
+        for ticket in {part.ticket for part in _parts(messages)}:
+            self._drop(ticket)
 
     def _ticket(self) -> Ticket:
         """Return the ticket of the batch. Only a task can know the query and the batch, from its context."""
@@ -146,7 +149,7 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
         # All batches of a query are one job, so each commit drops what a killed driver left of earlier ones.
         # The write's name has the batch, so a batch that Spark repeats is recognized.
         return Ticket.of(
-            self._incarnation,
+            self._begun,
             run=self._run_id,
             job=f"query {query}",
             write=f"query {query} batch {batch}",

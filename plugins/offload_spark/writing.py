@@ -37,6 +37,15 @@ from offload_spark.spool import Spool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The stream of a write. It is small, because every task gets it."""
+
+    incarnation: UUID
+    writer: UUID | None = None
+    """The writer that claimed the stream, if this write began it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """The identity of a write, for its tasks, its driver, and a repetition of the write."""
 
@@ -50,11 +59,20 @@ class Ticket:
     run: UUID
     """The id of this run of the write. Every try of its tasks has it; another run has another id."""
 
+    begun_by: UUID | None = None
+    """The writer that began the stream for this write; None if the stream existed."""
+
     @classmethod
-    def of(cls, incarnation: UUID, *, run: UUID, job: str = "", write: str = "") -> Ticket:
+    def of(cls, begun: Begun, *, run: UUID, job: str = "", write: str = "") -> Ticket:
         """Return the ticket of the write named `write` in the job named `job`. An empty name is unique."""
-        uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
-        return cls(incarnation=incarnation, job=uid, token=token_for(write), run=run)
+        uid = uuid5(NAMESPACE_URL, f"write#{begun.incarnation}#{job}") if job else uuid4()
+        token = token_for(write)
+        return cls(incarnation=begun.incarnation, job=uid, token=token, run=run, begun_by=begun.writer)
+
+    @property
+    def begun(self) -> Begun:
+        """The stream of the write, as `begin` returned it."""
+        return Begun(incarnation=self.incarnation, writer=self.begun_by)
 
     @property
     def spares(self) -> Spares:
@@ -69,15 +87,6 @@ class WrittenPart:
     ticket: Ticket
     receipt: Receipt | None = None
     """The receipt of the upload; None if there were no rows, or if the stream has them already."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """The stream of a write. It is small, because every task gets it."""
-
-    incarnation: UUID
-    writer: UUID | None
-    """The writer that claimed the stream, if this write began it."""
 
 
 async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
@@ -148,6 +157,8 @@ async def upload(
     these offsets, and `StreamDeleted`.
     """
     job = await _job(offloader, stream, ticket)
+    if spool.first_offset < job.manifest.next_offset:
+        _check_begin(job.manifest, ticket, spool.first_offset)
     # Spark repeats a write whose commit it did not hear of. The rows are in then, and must not be uploaded.
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
@@ -162,13 +173,16 @@ async def upload(
 async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[WrittenPart]) -> None:
     """Append the uploads of the tasks, and drop spares and the attempts of failed tries, all in one commit.
 
-    Raises as `Job.append` does, above all `Conflict` if another writer appended first. Then nothing is in.
+    Raises as `Job.append` does, above all `Conflict` if another writer appended first, and `Misuse` if the
+    write began the stream at another offset than that of its first row. Then nothing is in.
     """
     if not parts:
         return
     job = await _job(offloader, stream, parts[0].ticket)
     receipts = [part.receipt for part in parts if part.receipt is not None]
     if receipts:
+        first = min(receipt.entries[0].first_offset for receipt in receipts)
+        _check_begin(job.manifest, parts[0].ticket, first)
         # `ends` drops the job's other attempts in the same commit: no crash leaves them between two commits.
         await job.append(receipts, ends=True)
     await job.abort()  # attempts that a late try announced after that; no commit if there are none
@@ -195,6 +209,17 @@ async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: byte
 
 async def _job(offloader: LedgerOffloader, stream: str, ticket: Ticket) -> Job:
     return await Job.begin(offloader, stream, uid=ticket.job, incarnation=ticket.incarnation)
+
+
+def _check_begin(manifest: Manifest, ticket: Ticket, first_offset: int) -> None:
+    """Raise `Misuse` if the write began the stream, and its first row is not at the stream's begin."""
+    is_own = ticket.begun_by is not None and manifest.writer == ticket.begun_by
+    if is_own and manifest.first_offset == manifest.next_offset != first_offset:
+        begin = manifest.next_offset
+        raise Misuse(
+            f"stream {manifest.stream!r} is new and begins at offset {begin}, but its first row "
+            f'has offset {first_offset}: write with option("firstOffset", {first_offset})'
+        )
 
 
 async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: Ticket, spool: Spool) -> None:

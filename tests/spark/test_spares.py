@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from offload_spark.framing import Framer
 from offload_spark.spares import Spares
 from offload_spark.spool import Spool
-from offload_spark.writing import Ticket, WrittenPart, commit, give_up, upload
+from offload_spark.writing import Begun, Ticket, WrittenPart, commit, give_up, upload
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload import Blocking, Manifest, ObjectStoreOffloader, StreamWriter
@@ -50,7 +50,7 @@ def test_tasks_in_any_order_find_attempts_of_their_own_after_few_announcements(
 ) -> None:
     """Numbers are consecutive, as Spark gives them to the tasks of one write."""
     manifest = Claim(stream="orders", writer=uuid4(), first_offset=0).apply(None)
-    spares = Ticket.of(manifest.incarnation, run=uuid4(), job=name, write=name).spares
+    spares = Ticket.of(Begun(incarnation=manifest.incarnation), run=uuid4(), job=name, write=name).spares
     numbers = data.draw(st.permutations(range(first, first + tasks)))
     found, announced = dict[int, UUID](), 0
     for number in numbers:
@@ -84,7 +84,7 @@ def test_tasks_that_all_begin_at_once_announce_for_each_other(tasks: int) -> Non
     async def main() -> None:
         offloader = ObjectStoreOffloader(MemoryStore())
         begun = (await StreamWriter.claim(offloader, STREAM)).manifest
-        ticket = Ticket.of(begun.incarnation, run=uuid4())
+        ticket = Ticket.of(begun, run=uuid4())
         spools = [spool_of(10 * task, 10 * task + 10) for task in range(tasks)]
 
         parts = await asyncio.gather(
@@ -143,7 +143,7 @@ class Tries:
         """Begin a try of either task of a run. Both runs, of two applications, number their tries alike."""
         self.numbers[run] += 1
         task, number = self.random.randrange(2), 60 + self.numbers[run]
-        ticket = Ticket.of(self.incarnation, run=run, job="a", write="a")
+        ticket = Ticket.of(Begun(incarnation=self.incarnation), run=run, job="a", write="a")
         process = self.world.process(f"try {number} of {run}")
         process.start(self._try(process, ticket, task, number))
 
@@ -172,7 +172,9 @@ class Tries:
 
     def give_up(self, run: UUID) -> None:
         """Give the job up, as the driver does after a failed write, or a person after a dead one."""
-        self._as_driver(give_up, Ticket.of(self.incarnation, run=run, job="a", write="a").job)
+        self._as_driver(
+            give_up, Ticket.of(Begun(incarnation=self.incarnation), run=run, job="a", write="a").job
+        )
 
     def _as_driver(self, act: object, what: object) -> None:
         driver = self.world.process(f"driver {len(self.world.processes)}")

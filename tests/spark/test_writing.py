@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
+from offload_spark.sink import Message
+from offload_spark.source import OffloadDataSource
 from offload_spark.spool import Spool
-from offload_spark.writing import Ticket, WrittenPart, begin, commit, find_write, give_up, upload, withdraw
+from offload_spark.writing import (
+    Begun,
+    Ticket,
+    WrittenPart,
+    begin,
+    commit,
+    find_write,
+    give_up,
+    upload,
+    withdraw,
+    write_part,
+)
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
 from spark.in_process import Tier, tier
 
-from offload import Manifest
+from offload import Blocking, Manifest
 from offload.commit.guest import Delete
 from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
 from offload.model.manifest import AttemptKind
@@ -41,7 +57,7 @@ def manifest(tier: Tier) -> Manifest:
 
 
 def ticket(tier: Tier, name: str = "", *, job: str = "") -> Ticket:
-    return Ticket.of(manifest(tier).incarnation, run=uuid4(), job=job or name, write=name)
+    return Ticket.of(Begun(incarnation=manifest(tier).incarnation), run=uuid4(), job=job or name, write=name)
 
 
 def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenPart:
@@ -217,6 +233,37 @@ def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
         made.blocking.run(begin(made.blocking.offloader, OPTIONS))
         finish(made, task(made, ticket(made), 0, 10))
         assert values(made) == expected(10)
+
+
+@pytest.mark.parametrize(("begins", "row"), [("0", 5), ("10", 5)])
+def test_a_new_stream_that_begins_elsewhere_is_an_error_that_names_the_option(begins: str, row: int) -> None:
+    with tier() as made:
+        options = WriteOptions.of({"path": "memory", "stream": STREAM, "firstOffset": begins})
+        own = Ticket.of(made.blocking.run(begin(made.blocking.offloader, options)), run=uuid4())
+
+        with pytest.raises(Misuse, match=rf'begins at offset {begins}.*option\("firstOffset", {row}\)'):
+            finish(made, task(made, own, row, 15))
+
+
+def test_a_batch_that_cannot_be_committed_leaves_no_stream_that_it_began(tmp_path: Path) -> None:
+    """Spark commits and aborts a batch by writers that it makes anew, so the tasks' messages bring it all."""
+    source = OffloadDataSource({"path": str(tmp_path), "stream": STREAM})
+    schema = StructType().add("offset", "long").add("value", "binary")
+    sent = source.streamWriter(schema, overwrite=False)
+    with Blocking(str(tmp_path)) as tier:
+        first = tier.load_manifest(STREAM)
+        ticket = Ticket.of(Begun(incarnation=first.incarnation, writer=first.writer), run=uuid4(), job="q")
+    rows = pa.RecordBatch.from_pydict({"offset": [7, 8], "value": [b"7", b"8"]})
+    part = write_part(sent._options, ticket, [rows], number=1, timestamp_ms=AT_MS)
+    messages: list[WriterCommitMessage | None] = [Message(part=part), None]
+    committing = source.streamWriter(schema, overwrite=False)
+
+    with pytest.raises(Misuse, match="firstOffset"):
+        committing.commit(messages, 0)
+    committing.abort(messages, 0)
+
+    with Blocking(str(tmp_path)) as tier, pytest.raises(StreamDeleted):
+        tier.load_manifest(STREAM)
 
 
 def test_a_task_that_outlives_its_write_leaves_a_recreated_stream_alone() -> None:
