@@ -5,6 +5,7 @@ Invariant: every batch has exactly the schema that Spark was given, with the col
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
 from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
 from offload.plugins import Plugins
+from offload_spark.nearest import nearest
 from offload_spark.options import ReadOptions
 
 PLAIN: Final[dict[str, DataType]] = {
@@ -43,8 +45,10 @@ def schema_of(options: ReadOptions, plugins: Plugins) -> StructType:
     """Return the schema that the options ask for. Raises `Misuse` for unknown or repeated columns."""
     known = all_columns(options, plugins)
     names = options.columns or [*known]
-    if not {*names} <= {*known} or len({*names}) < len(names):
-        raise Misuse(f"the option columns takes each of {', '.join(known)} at most once, not {list(names)}")
+    for name in names:
+        _check_known(name, known, options)
+    if len({*names}) < len(names):
+        raise Misuse(f"the option columns takes each column at most once, not {list(names)}")
     return StructType([StructField(name, known[name]) for name in names])
 
 
@@ -62,6 +66,13 @@ def all_columns(options: ReadOptions, plugins: Plugins) -> dict[str, DataType]:
     return found
 
 
+def _check_known(name: str, known: Mapping[str, DataType], options: ReadOptions) -> None:
+    if name not in known:
+        hint = nearest(name, known) or "."
+        needs = "" if options.decode else "; other columns need decode, such as decode=amqp"
+        raise Misuse(f"there is no column {name!r}{hint} The columns are {', '.join(known)}{needs}")
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns of one read, in their order."""
@@ -73,8 +84,7 @@ class Columns:
         """Return the columns of Spark's schema: ours, or one of the user. Raises `Misuse` if it is wrong."""
         known = all_columns(options, plugins)
         for field in schema.fields:
-            if field.name not in known:
-                raise Misuse(f"there is no column {field.name!r}; the columns are {', '.join(known)}")
+            _check_known(field.name, known, options)
             wanted, found = known[field.name].simpleString(), field.dataType.simpleString()
             if wanted != found:
                 raise Misuse(f"column {field.name!r} is {wanted}, not {found}")

@@ -29,7 +29,7 @@ from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
 from offload.streams.joined import grouped, live_parts
 from offload_spark.options import ReadOptions
-from offload_spark.planning import ChosenStream, each_of, stream_of
+from offload_spark.planning import ChosenStream, each_of, raise_with_nearest, stream_of
 
 LOOK_SECONDS: Final = 10.0
 """The least time between two looks for parts that were begun, and for streams that had no data."""
@@ -69,6 +69,11 @@ class KnownStreams:
         self._views = {name: views for name, views in found.items() if views}
         self._empty |= found.keys() - self._views.keys()
         return [stream_of(self.catalogue, name, sorted(views.items())) for name, views in self._views.items()]
+
+    @property
+    def names(self) -> list[str]:
+        """The chosen streams, as the last look found them, deleted ones too."""
+        return [*self._parts]
 
     async def part(self, part: StreamPart) -> CommittedStream:
         """Return the newest state of one part. One listing if it is known and there is nothing newer.
@@ -111,9 +116,9 @@ class KnownStreams:
                 with suppress(NotOffloaded):  # deleted, or begun again: everything is loaded anew below
                     return await self._newer(name, parts, known)
             return dict(await live_parts(self.catalogue, name, parts))
-        except NotOffloaded:
+        except NotOffloaded as error:
             if self.options.streams.names:
-                raise
+                await raise_with_nearest(self.catalogue, name, error)
             return {}
 
     async def _newer(

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from offload.errors import Misuse
 from offload.model.compression import Compression
 from offload.urls import scheme_of
+from offload_spark.nearest import listed, nearest
 from offload_spark.opening import TierAddress
 
 T = TypeVar("T")
@@ -43,6 +44,16 @@ class StreamChoice:
         if self.pattern:
             return [stream for stream in streams if re.fullmatch(self.pattern, stream)]
         return [*(self.names or streams)]
+
+    def check_offsets(self, option: str, edge: Edge, streams: Sequence[str]) -> None:
+        """Raise `Misuse` if the offsets of an option name another stream than `streams`, which are read."""
+        for stream in edge.offsets:
+            if stream not in streams:
+                hint = nearest(stream, streams) or "."
+                raise Misuse(
+                    f"the option {option} names stream {stream!r}, which is not read{hint} "
+                    f"The streams are {listed(streams)}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +224,9 @@ class _Said:
     def check_all_known(self) -> None:
         for name in self._given:
             if name not in self._known:
-                raise Misuse(f"there is no option {name!r}; the options are {', '.join(sorted(self._known))}")
+                known = sorted(self._known)
+                hint = nearest(name, known) or "."
+                raise Misuse(f"there is no option {name!r}{hint} The options are {', '.join(known)}")
 
     def _as(self, name: str, default: T, read: Callable[[str], T], wanted: str) -> T:
         text = self.text(name)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from offload.streams.joined import grouped, live_parts, place_of
 from offload.streams.reader import StreamReader
 from offload.tasks import in_order, one_by_one
 from offload_spark.bounds import ScanBounds
+from offload_spark.nearest import nearest
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
     """Return the partitions of a batch read.
 
     Raises `NotOffloaded` for a named stream that does not exist, and, if `fail_on_data_loss`, for an offset
-    that the stream does not have.
+    that the stream does not have. Raises `Misuse` if offsets name a stream that is not read.
     """
     strict = options.fail_on_data_loss
 
@@ -172,18 +173,27 @@ async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds)
     if not known:
         every = {parts[0].first: parts for parts in await grouped(catalogue)}
         known = {name: every[name] for name in options.streams.of([*every])}
+    options.streams.check_offsets("startingOffsets", options.start, [*known])
+    options.streams.check_offsets("endingOffsets", options.end, [*known])
     wanted = {name: parts for name, parts in known.items() if bounds.holds_stream(name)}
 
     async def views_of(name: str) -> Sequence[tuple[int, StreamView]]:
         try:
             return await live_parts(catalogue, name, wanted[name])
-        except NotOffloaded:
+        except NotOffloaded as error:
             if options.streams.names:
-                raise
+                await raise_with_nearest(catalogue, name, error)
             return ()
 
     found = zip(wanted, await each_of(views_of, wanted), strict=True)
     return [stream_of(catalogue, name, views) for name, views in found if views]
+
+
+async def raise_with_nearest(catalogue: Catalogue, name: str, error: NotOffloaded) -> NoReturn:
+    """Raise the error, with the nearest names of streams if the tier never had a stream of this name."""
+    if type(error) is not NotOffloaded:  # deleted, or being rebuilt
+        raise error
+    raise NotOffloaded(f"{error}{nearest(name, await catalogue.streams())}") from error
 
 
 def stream_of(catalogue: Catalogue, name: str, views: Sequence[tuple[int, StreamView]]) -> ChosenStream:

@@ -114,9 +114,14 @@ class TailLimit:
 
 
 async def initial(known: KnownStreams) -> Mark:
-    """Return the mark at which a new query begins."""
+    """Return the mark at which a new query begins.
+
+    Raises `Misuse` if the offsets of the start name a stream that is not read.
+    """
     options = known.options
     streams = await known.newest()
+    # Only here: a query that continues does not use these offsets, and its streams may have been deleted.
+    options.streams.check_offsets("startingOffsets", options.start, known.names)
 
     async def start_of(stream: ChosenStream) -> PartOffset:
         return await stream.place_of(options.start, strict=options.fail_on_data_loss)

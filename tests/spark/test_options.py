@@ -83,6 +83,23 @@ def test_an_invalid_option_is_refused_by_name(given: dict[str, str], message: st
         options(**given)
 
 
+def test_an_unknown_option_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(Misuse, match="no option 'startingofset'; did you mean 'startingoffsets'"):
+        options(startingOfset="earliest")
+    with pytest.raises(Misuse, match="no option 'firstofset'; did you mean 'firstoffset'"):
+        WriteOptions.of({"path": "here", "stream": "orders", "firstOfset": "3"})
+
+
+def test_offsets_of_a_stream_that_is_not_read_are_refused_with_the_nearest_names() -> None:
+    chosen, edge = StreamChoice(), Edge(offsets={"odrers": 3})
+
+    with pytest.raises(Misuse, match=r"startingOffsets names stream 'odrers', .*did you mean 'orders'"):
+        chosen.check_offsets("startingOffsets", edge, ["orders", "events"])
+    with pytest.raises(Misuse, match=r"The streams are s0, .*, s19 and 980 more"):
+        chosen.check_offsets("startingOffsets", Edge(offsets={"?": 3}), [f"s{n}" for n in range(1000)])
+    chosen.check_offsets("startingOffsets", Edge(offsets={"orders": 3}), ["orders", "events"])
+
+
 def test_a_folder_becomes_an_absolute_path(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers may run in another folder."""
     monkeypatch.chdir(str(tmp_path))

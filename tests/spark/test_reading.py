@@ -276,3 +276,35 @@ def test_times_that_no_timestamp_can_hold_become_the_last_one() -> None:
         ((*_, at, _body),) = made.rows(made.plan())
 
         assert at == (2**63 - 1) // 1000
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize("chosen", [{}, {"stream": "orders"}, {"streamPattern": "ord.*"}], ids=str)
+def test_offsets_of_a_misspelt_stream_are_an_error(option: str, chosen: dict[str, str]) -> None:
+    """They would otherwise be ignored, and other records be read than were asked for."""
+    with tier() as made:
+        made.write("orders", [ledger_of(3)])
+        made.write("other", [ledger_of(3)])
+
+        with pytest.raises(Misuse, match=f"{option} names stream 'odrers', .*did you mean 'orders'"):
+            made.plan(**chosen, **{option: '{"odrers": 1}'})
+
+
+def test_a_misspelt_stream_is_an_error_that_names_the_nearest() -> None:
+    with tier() as made:
+        made.write("orders", [ledger_of(3)])
+
+        with pytest.raises(NotOffloaded, match=r"has no stream 'odrers'.*did you mean 'orders'"):
+            made.plan(stream="odrers")
+
+
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [
+        ("ofset", "did you mean 'offset'"),
+        ("body", "The columns are stream, .* need decode"),
+    ],
+)
+def test_a_column_that_does_not_exist_is_an_error_that_names_the_nearest(column: str, hint: str) -> None:
+    with tier() as made, pytest.raises(Misuse, match=f"no column '{column}'.*{hint}"):
+        [*made.read([], columns=f"value,{column}")]

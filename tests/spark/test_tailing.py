@@ -228,3 +228,20 @@ def test_a_checkpoint_of_a_newer_version_is_refused() -> None:
 def test_a_malformed_checkpoint_is_refused(found: dict[str, object]) -> None:
     with pytest.raises(Misuse, match="the checkpoint is not of the source offload"):
         Mark.of_json(found)
+
+
+def test_a_new_query_with_offsets_of_a_misspelt_stream_is_an_error(made: Tier) -> None:
+    grow(made, "orders", records=3, first_offset=0)
+
+    with pytest.raises(Misuse, match="did you mean 'orders'"):
+        Query(made, startingOffsets='{"odrers": 1}')
+    with pytest.raises(NotOffloaded, match=r"has no stream 'odrers'.*did you mean 'orders'"):
+        Query(made, stream="odrers")
+
+
+def test_a_query_that_continues_ignores_the_offsets_of_its_start(made: Tier) -> None:
+    grow(made, "orders", records=3, first_offset=0)
+    query = Query(made)
+    query.known = KnownStreams(query.offloader, made.options(startingOffsets='{"gone": 1}'))
+
+    assert query.trigger() == offsets("orders", (0, 3))
