@@ -38,6 +38,16 @@ PLAIN: Final[dict[str, DataType]] = {
     "value": BinaryType(),
     "part": IntegerType(),
 }
+DAMAGE: Final[dict[str, DataType]] = {
+    "stream": StringType(),
+    "part": IntegerType(),
+    "first_offset": LongType(),
+    "next_offset": LongType(),
+    "object": StringType(),
+    "problem": StringType(),
+}
+"""The columns of `damage.TABLE`."""
+
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 
@@ -54,6 +64,10 @@ def schema_of(options: ReadOptions, plugins: Plugins) -> StructType:
 
 def all_columns(options: ReadOptions, plugins: Plugins) -> dict[str, DataType]:
     """Return every column that is possible with these options, with its type."""
+    if options.is_of_damage:
+        if options.decode:
+            raise Misuse("table=damage has columns of its own: remove decode")
+        return dict(DAMAGE)
     found = dict(PLAIN)
     if options.include_headers:
         if not options.decode:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from offload.errors import Misuse
 from offload.model.compression import Compression
 from offload.urls import scheme_of
+from offload_spark.damage import OnDamage
 from offload_spark.nearest import listed, nearest
 from offload_spark.opening import TierAddress
 
@@ -80,6 +81,9 @@ class ReadOptions:
     min_partitions: int = 1
     partition_size_bytes: int = 64 * MIB
     fail_on_data_loss: bool = True
+    on_damage: OnDamage = OnDamage.FAIL
+    is_of_damage: bool = False
+    """True for the table of damaged ranges, in the place of the records."""
     columns: tuple[str, ...] = ()
     decode: str = ""
     include_headers: bool = False
@@ -106,6 +110,8 @@ class ReadOptions:
             min_partitions=said.number("minpartitions", 1),
             partition_size_bytes=said.number("maxpartitionbytes", 64 * MIB),
             fail_on_data_loss=said.truth("failondataloss", True),
+            on_damage=said.choice("ondamage", OnDamage.FAIL, {each.value: each for each in OnDamage}),
+            is_of_damage=said.choice("table", False, {"records": False, "damage": True}),
             columns=said.words("columns"),
             decode=said.text("decode"),
             include_headers=said.truth("includeheaders", False),
@@ -183,6 +189,10 @@ class _Said:
 
     def truth(self, name: str, default: bool) -> bool:
         return self._as(name, default, {"true": True, "false": False}.__getitem__, "true or false")
+
+    def choice(self, name: str, default: T, choices: Mapping[str, T]) -> T:
+        """Return the value of one of several words."""
+        return self._as(name, default, choices.__getitem__, " or ".join(choices))
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return names that are separated by commas."""

@@ -7,7 +7,7 @@ thread while batches are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,13 @@ import pyarrow as pa
 from offload.arrow.batches import BatchMaker
 from offload.arrow.columns import OF_TABLE
 from offload.blocking import Blocking
-from offload.contracts.events import Event, Skipped
-from offload.errors import NotOffloaded
+from offload.contracts.events import DamageFound, Event, Skipped
+from offload.errors import Corrupt, NotOffloaded
 from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.model.chunk_table import ChunkTable
-from offload.model.manifest import CommittedStream
 from offload.streams.reader import StreamReader
 from offload.streams.tables import chunk_tables
+from offload_spark.damage import DamagedRange, OnDamage, damaged_range
 from offload_spark.planning import PlannedPart
 
 
@@ -35,43 +35,94 @@ class Scan:
     tier: Blocking
     maker: BatchMaker
     fail_on_data_loss: bool
+    on_damage: OnDamage = OnDamage.FAIL
+    emit: Callable[[Event], None] = lambda event: None
+    """Called with `DamageFound` for each range that is left out."""
 
     def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of these parts, in order.
 
-        Raises `Corrupt` at damage, after all records before it. If `fail_on_data_loss`, raises `NotOffloaded`
-        if records were trimmed and swept since the read was planned.
+        Damaged records raise `Corrupt`, after all records before them, or are left out and reported, as
+        `on_damage` says. If `fail_on_data_loss`, raises `NotOffloaded` if records were trimmed and swept
+        since the read was planned.
         """
         for part in parts:
             committed = part.committed
             firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
-            runs = self._runs_of_tables if OF_TABLE.issuperset(self.maker.schema.names) else self._runs
-            for run in runs(part, committed):
+            is_of_table = OF_TABLE.issuperset(self.maker.schema.names)
+            for run in self._runs_over_damage(part, [], is_of_table=is_of_table):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
                     yield from self.maker.batches(wanted, of=part.of, ledger_id=int(ledgers[row]))
 
-    def _runs(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
+    def damages(self, parts: Sequence[PlannedPart]) -> Iterator[DamagedRange]:
+        """Read these parts whole, and yield the ranges that a read with `OnDamage.SKIP` leaves out."""
+        for part in parts:
+            found: list[DamagedRange] = []
+            for _ in self._runs_over_damage(part, found, is_of_table=False):
+                pass
+            yield from found
+
+    def _runs_over_damage(
+        self, part: PlannedPart, found: list[DamagedRange], *, is_of_table: bool
+    ) -> Iterator[RecordRun]:
+        """Yield the runs of a part. Adds the damaged ranges that were left out to `found`."""
         lost: list[Event] = []
-        reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
-        windows = reader.windows(part.first, until=part.until, keep=lambda rows: _wanted(part, rows))
+        reader = StreamReader(self.tier.catalogue, part.committed, emit=lost.append)
+        read = self._runs_of_tables if is_of_table else self._runs
+        reached = _Reached(part.first)
+        while reached.offset < part.until:
+            try:
+                yield from read(part, reader, lost, reached)
+                return
+            except Corrupt as damage:
+                hole = self._range_of(part, reader, damage, reached.offset, is_of_table=is_of_table)
+                if self.on_damage is OnDamage.FAIL:
+                    raise hole.error() from damage.__cause__
+                hole.log()
+                self.emit(DamageFound(damage=damage))
+                found.append(hole)
+                reached.offset = hole.next_offset
+
+    def _range_of(
+        self, part: PlannedPart, reader: StreamReader, damage: Corrupt, at: int, *, is_of_table: bool
+    ) -> DamagedRange:
+        view = self.tier.catalogue.view_of(reader.manifest)
+        looking = damaged_range(
+            view,
+            part.of,
+            damage,
+            at=max(at, reader.manifest.first_offset),
+            until=part.until,
+            keep=None if is_of_table else lambda rows: _wanted(part, rows),
+        )
+        return self.tier.run(looking)
+
+    def _runs(
+        self, part: PlannedPart, reader: StreamReader, lost: list[Event], reached: _Reached
+    ) -> Iterator[RecordRun]:
+        windows = reader.windows(reached.offset, until=part.until, keep=lambda rows: _wanted(part, rows))
         try:
             while (window := self.tier.run(_next(windows))) is not None:
                 self._check(lost)
-                yield from record_runs(window.data, window.rows, where=window.where)
+                for run in record_runs(window.data, window.rows, where=window.where):
+                    yield run
+                    reached.offset = int(run.offsets[-1]) + 1
+                reached.offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
             self._check(lost)
         finally:
             self.tier.run(windows.aclose())
 
-    def _runs_of_tables(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
-        lost: list[Event] = []
-        reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
-        tables = chunk_tables(self.tier.catalogue, reader)
+    def _runs_of_tables(
+        self, part: PlannedPart, reader: StreamReader, lost: list[Event], reached: _Reached
+    ) -> Iterator[RecordRun]:
+        tables = chunk_tables(self.tier.catalogue, reader, reached.offset, until=part.until)
         try:
             while (table := self.tier.run(_next(tables))) is not None:
                 self._check(lost)
                 yield from runs_of_table(table[_wanted(part, table)], rows_max=self.maker.rows_max)
+                reached.offset = int(table["offset"][-1]) + int(table["records"][-1])
             self._check(lost)
         finally:
             self.tier.run(tables.aclose())
@@ -83,6 +134,13 @@ class Scan:
                     f"stream {event.stream!r}: offsets [{event.from_offset}, {event.to_offset}) were trimmed "
                     "while they were read; run again, or with failOnDataLoss=false"
                 )
+
+
+@dataclass(slots=True)
+class _Reached:
+    """The first offset that is not read yet. Reading continues there after damage."""
+
+    offset: int
 
 
 def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:

@@ -6,9 +6,10 @@ only plain values, and opens the tier in each process in which it runs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -30,11 +31,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from offload.arrow.batches import BatchMaker
+from offload.arrow.columns import OF_TABLE
 from offload.blocking import Blocking
 from offload.errors import Misuse
 from offload.plugins import Plugins
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
+from offload_spark.damage import OnDamage, table_of
 from offload_spark.filters import bounds_of
 from offload_spark.known import KnownStreams
 from offload_spark.options import LATEST, Edge, ReadOptions, WriteOptions
@@ -44,6 +47,8 @@ from offload_spark.sink import StreamingWriter, Writer
 from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
 
 __all__ = ["OffloadDataSource"]
+
+_log: Final = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
@@ -116,15 +121,35 @@ class _Reads:
         options = self._options
         if not partition.value:  # Spark replaces an empty plan by one partition without a value
             return
+        plugins = Plugins.find()
         with self._open() as tier:
             maker = BatchMaker(
                 schema=self._columns.arrow,
-                decoder=decoder_named(options.decode, Plugins.find()) if options.decode else None,
+                decoder=decoder_named(options.decode, plugins) if options.decode else None,
                 rows_max=options.batch_rows,
                 size_bytes_max=options.batch_size_bytes,
             )
-            scan = Scan(tier=tier, maker=maker, fail_on_data_loss=options.fail_on_data_loss)
-            yield from scan.batches(partition.value)
+            scan = Scan(
+                tier=tier,
+                maker=maker,
+                fail_on_data_loss=options.fail_on_data_loss,
+                on_damage=OnDamage.SKIP if options.is_of_damage else options.on_damage,
+                emit=plugins.emit,
+            )
+            if options.is_of_damage:
+                found = table_of(scan.damages(partition.value))
+                yield found.select(self._columns.arrow.names)
+            else:
+                yield from scan.batches(partition.value)
+
+    def _tell_of_indexes(self) -> None:
+        """Log that records are not read, if the columns need only the indexes."""
+        names = self._columns.arrow.names
+        if OF_TABLE.issuperset(names):
+            # A user who asked for damage to be left out would take the count for one of sound records.
+            level = logging.WARNING if self._options.on_damage is OnDamage.SKIP else logging.INFO
+            what = "come from the indexes alone: no record is read, and damage in records is not seen"
+            _log.log(level, "the columns %s %s", ", ".join(names), what)
 
     def _open(self) -> Blocking:
         return self._options.tier.opened()
@@ -139,6 +164,7 @@ class Reader(_Reads, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of the read (`planning.plan`)."""
+        self._tell_of_indexes()
         with self._open() as tier:
             planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
         return [Partition(parts) for parts in planned]

@@ -16,6 +16,7 @@ from offload_spark.scan import Scan
 
 from offload import Blocking, Catalogue, ObjectStoreOffloader, Plugins, StreamWriter
 from offload.arrow.batches import BatchMaker
+from offload.contracts.events import Event
 from offload.contracts.store import Span
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -42,6 +43,7 @@ class Tier:
 
     def __init__(self, make: Callable[[], Catalogue] | None = None) -> None:
         self.store = Noting()
+        self.events: list[Event] = []
         self.blocking = Blocking.around(make or (lambda: ObjectStoreOffloader(self.store)))
 
     def write(self, stream: str, ledgers: Sequence[MemoryLedger]) -> None:
@@ -69,7 +71,13 @@ class Tier:
             rows_max=options.batch_rows,
             size_bytes_max=options.batch_size_bytes,
         )
-        scan = Scan(tier=self.blocking, maker=maker, fail_on_data_loss=options.fail_on_data_loss)
+        scan = Scan(
+            tier=self.blocking,
+            maker=maker,
+            fail_on_data_loss=options.fail_on_data_loss,
+            on_damage=options.on_damage,
+            emit=self.events.append,
+        )
         for batch in scan.batches([*parts]):
             assert batch.schema == columns.arrow
             batch.validate(full=True)
