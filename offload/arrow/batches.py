@@ -9,8 +9,7 @@ runs for each record only if a column of the decoder is asked for.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +22,7 @@ from offload.errors import Misuse
 from offload.formats.loops import compiled_loops
 from offload.formats.records import RecordRun
 from offload.model.part import StreamPart
+from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 
 __all__ = ["HEADERS", "BatchMaker"]
 
@@ -34,6 +34,8 @@ direction, is clipped. All times fit a column of milliseconds."""
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The type of the column `headers`, as Spark's reader of Kafka has it."""
+
+_WITHOUT_DECODER: Final = frozenset({"stream", "part", "ledger", "offset", "timestamp", "value"})
 
 SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
 """The most bytes that the 32-bit offsets of a `binary` array can address."""
@@ -56,9 +58,17 @@ class BatchMaker:
             beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a 64-bit column"
             raise Misuse(f"stream {of.name!r}: {beyond}")
         for part in self._parts(run):
-            made = _Made(part, of, ledger_id, self.decoder)
+            made = _Made(part, of, ledger_id, self._decoded(part))
             arrays = [made.column(field.name, field.type) for field in self.schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _decoded(self, run: RecordRun) -> Mapping[str, ByteColumn | HeaderColumn]:
+        """Return the columns of the decoder that the schema has. One call makes them all."""
+        names = [name for name in self.schema.names if name not in _WITHOUT_DECODER]
+        if self.decoder is None or not names:
+            return {}
+        records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
+        return self.decoder.columns(records, names)
 
     def _parts(self, run: RecordRun) -> Iterator[RecordRun]:
         reached = np.cumsum(run.sizes)
@@ -74,9 +84,14 @@ class BatchMaker:
 class _Made:
     """The columns of one batch."""
 
-    def __init__(self, run: RecordRun, of: StreamPart, ledger_id: int, decoder: Decoder | None) -> None:
-        self._run, self._of, self._ledger_id, self._decoder = run, of, ledger_id, decoder
-        self._found: dict[str, Sequence[object]] = {}  # columns of the decoder: one call makes several
+    def __init__(
+        self,
+        run: RecordRun,
+        of: StreamPart,
+        ledger_id: int,
+        decoded: Mapping[str, ByteColumn | HeaderColumn],
+    ) -> None:
+        self._run, self._of, self._ledger_id, self._decoded = run, of, ledger_id, decoded
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Return the column of this name as this type."""
@@ -95,9 +110,10 @@ class _Made:
                 return self._timestamps(kind)
             case "value":
                 return self._values()
-        if self._decoder is None:  # the column `key`: without a decoder, a record has none
+        found = self._decoded.get(name)
+        if found is None:  # the column `key`: without a decoder, a record has none
             return pa.nulls(len(self._run), kind)
-        return pa.array(self._decoded(name, self._decoder), kind)
+        return _headers(found, kind) if isinstance(found, HeaderColumn) else _array(found, kind)
 
     def _timestamps(self, kind: pa.TimestampType) -> pa.Array:
         times, per_ms = self._run.timestamps_ms, PER_MS[kind.unit]
@@ -134,23 +150,11 @@ class _Made:
             data[start : start + size] for start, size in zip(starts, self._run.sizes.tolist(), strict=True)
         ]
 
-    def _decoded(self, name: str, decoder: Decoder) -> Sequence[object]:
-        if name not in self._found:
-            records = self._records()
-            if name == "body":
-                self._found[name] = decoder.bodies(records)
-            elif name == "key":
-                self._found[name] = decoder.keys(records)
-            elif name == "headers":
-                self._found[name] = [
-                    [{"key": key, "value": value} for key, value in pairs]
-                    for pairs in decoder.headers(records)
-                ]
-            else:
-                sections = [decoded.sections for decoded in decoder.decode(records)]
-                for section in sections[0]:
-                    self._found[section] = [_json(each[section]) for each in sections]
-        return self._found[name]
+
+def _array(column: ByteColumn, kind: pa.DataType) -> pa.Array:
+    """Return a column as an array that shares its bytes."""
+    buffers = [_validity(column.valid), pa.py_buffer(_offsets(column.offsets)), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(kind, len(column), buffers)
 
 
 def _numbers(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
@@ -159,5 +163,21 @@ def _numbers(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def _headers(column: HeaderColumn, kind: pa.ListType) -> pa.Array:
+    names, values = (kind.value_type.field(number).type for number in range(2))
+    pairs = pa.StructArray.from_arrays(
+        [_array(column.names, names), _array(column.values, values)],
+        fields=[kind.value_type.field(number) for number in range(2)],
+    )
+    buffers = [None, pa.py_buffer(_offsets(column.offsets))]
+    return pa.Array.from_buffers(kind, len(column), buffers, children=[pairs])
+
+
+def _offsets(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    if int(offsets[-1]) > SPAN_SIZE_BYTES_MAX:
+        raise Misuse(f"a column of one batch has {offsets[-1]} bytes, more than 2 GiB: read fewer rows")
+    return offsets.astype(np.int32)
+
+
+def _validity(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
-from enum import StrEnum
 from itertools import islice
-from json.encoder import encode_basestring
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
+import numpy as np
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
+from offload.cli.kit.lines import Format, PrintedRun, message_lines, renderer
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
     BROKER_PASSWORD,
@@ -26,26 +23,22 @@ from offload.cli.kit.reading import (
     print_sides,
 )
 from offload.cli.kit.state import CommandContext, position_of, run_async
-from offload.contracts.decoder import Decoded, Decoder
+from offload.contracts.decoder import Decoder
 from offload.errors import TryAgain
-from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
+from offload.formats.records import RecordRun
+from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
+from offload.model.record_columns import RecordBytes
+from offload.streams.batches import PartRun
 from offload.streams.choice import ReadPriority
-from offload.streams.reader import IN_FLIGHT, Messages
+from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
 
-OUTPUT_SIZE_BYTES: Final = 256 * 1024
-"""The size of one write to stdout. Many small writes cost more than decoding the messages."""
+PRINTED_ROWS_MAX: Final = 8192
+PRINTED_SIZE_BYTES_MAX: Final = 1024 * 1024
+"""The most records, and bytes of them, that are formatted and written at once, unless one is larger."""
 
 
 _Until = AtOffset | AtTime | PartOffset | None
 """Where reading ends: before this place, or where this offset or time is met first."""
-
-
-class Format(StrEnum):
-    """The format in which messages are printed."""
-
-    JSONL = "jsonl"
-    BODY = "body"
-    RAW = "raw"
 
 
 At = Annotated[
@@ -159,8 +152,11 @@ def read(
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
             place, until = await place_in(reader, position, part), await _until(reader, end)
-            found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
-            await _print(found, until, limit, output, reader)
+            if isinstance(reader, StreamReader) and not follow:
+                await _print(reader.runs(place), until, limit, output, reader)
+            else:
+                found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
+                await _print(_runs_of(found), until, limit, output, reader)
 
     _ended(main, output)
 
@@ -181,8 +177,18 @@ async def _until(reader: AnyReader, end: Position | None) -> _Until:
     return await reader.place_of(end) if isinstance(end, AtEdge) else end
 
 
+async def _runs_of(found: AsyncGenerator[Messages, None]) -> AsyncGenerator[PartRun, None]:
+    async with aclosing(found) as batches:
+        async for batch in batches:
+            records = RecordBytes.of(batch.bodies)
+            offsets = np.arange(len(records), dtype=np.uint64) + np.uint64(batch.offset)
+            times = np.full(len(records), batch.timestamp_ms, np.int64)
+            run = RecordRun(offsets, times, records.starts, records.sizes, records.data.data)
+            yield PartRun(batch.part, run)
+
+
 async def _print(
-    found: AsyncGenerator[Messages, None],
+    found: AsyncGenerator[PartRun, None],
     until: _Until,
     limit: int | None,
     output: _Output,
@@ -190,11 +196,11 @@ async def _print(
 ) -> None:
     left = limit
     try:
-        async with aclosing(found) as batches:
-            while left != 0 and (batch := await anext(batches, None)) is not None:
-                wanted = _wanted(batch, until)
-                bodies = batch.bodies[:wanted][:left]
-                printed = output.write(replace(batch, bodies=bodies), left) if bodies else 0
+        async with aclosing(found) as runs:
+            while left != 0 and (each := await anext(runs, None)) is not None:
+                wanted = _wanted(each, until)
+                run = each.run.rows(0, len(each.run) if wanted is None else wanted)
+                printed = output.write(PartRun(each.part, run), left)
                 if wanted is not None:
                     break
                 left = None if left is None else left - printed
@@ -203,19 +209,22 @@ async def _print(
         print_sides(reader)
 
 
-def _wanted(batch: Messages, until: _Until) -> int | None:
-    """Return how many messages of a chunk come before the end; None if the end is not reached."""
-    behind = len(batch.bodies) + 1
+def _wanted(each: PartRun, until: _Until) -> int | None:
+    """Return how many messages of a run come before the end; None if the end is not reached."""
+    run = each.run
     match until:
-        case PartOffset(part) if batch.part > part:
-            behind = 0
-        case AtTime(timestamp_ms) if batch.timestamp_ms >= timestamp_ms:
-            behind = 0
+        case PartOffset(part) if each.part > part:
+            return 0
+        case AtTime(timestamp_ms):
+            reached = np.flatnonzero(run.timestamps_ms >= timestamp_ms)
+            return int(reached[0]) if len(reached) else None
         case AtOffset(offset):
-            behind = offset - batch.offset
-        case PartOffset(part, offset) if batch.part == part:
-            behind = offset - batch.offset
-    return max(behind, 0) if behind <= len(batch.bodies) else None
+            pass
+        case PartOffset(part, offset) if each.part == part:
+            pass
+        case _:
+            return None
+    return int(np.searchsorted(run.offsets, np.uint64(offset))) if offset <= run.offsets[-1] + 1 else None
 
 
 class _Output:
@@ -223,9 +232,9 @@ class _Output:
 
     def __init__(self, how: Format, decoder: Decoder | None) -> None:
         self._render = renderer(how, decoder)
-        self._lines = lines_of(how, decoder)
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._lines = message_lines(how, decoder)
+        self._runs: list[PartRun] = []
+        self._rows = self._size_bytes = 0
         self._messages = 0
         self.next_offset: int | None = None
         """First offset after the last message that was written; None if none was."""
@@ -244,119 +253,62 @@ class _Output:
         if self.next_offset is not None:
             print_note(self.so_far())
 
-    def write(self, batch: Messages, most: int | None) -> int:
-        """Write the messages of a chunk, and return their number.
+    def write(self, each: PartRun, most: int | None) -> int:
+        """Write the messages of a run, and return their number. Small runs are written later, by `flush`.
 
         `most` is the number of messages that are wanted. A record counts as one of them, unless it may hold
         several.
         """
-        if self._lines is None:
-            self._add(self._render(batch))
-            printed = len(batch.bodies)
-        else:
-            printed = 0
-            for line in islice(self._lines(batch), most):
-                self._add(line)
-                printed += 1
-        self._messages += printed
-        self.next_offset, self._part = batch.offset + len(batch.bodies), batch.part
-        return printed
+        if self._lines is not None:
+            return self._write_lines(each, most)
+        run = each.run.rows(0, len(each.run) if most is None else most)
+        first = 0
+        # A run may have 8 MiB: what is formatted at once is smaller, and stays in the cache of the processor.
+        reached = np.cumsum(run.sizes)
+        while first < len(run):
+            size = PRINTED_SIZE_BYTES_MAX - self._size_bytes + (int(reached[first - 1]) if first else 0)
+            fit = int(np.searchsorted(reached, size, side="right"))
+            stop = min(max(fit, first + 1), first + PRINTED_ROWS_MAX - self._rows, len(run))
+            self._add(PartRun(each.part, run.rows(first, stop)))
+            first = stop
+        return len(run)
 
-    def _add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size >= OUTPUT_SIZE_BYTES:
+    def _add(self, each: PartRun) -> None:
+        if self._runs and self._runs[-1].part != each.part:
+            self.flush()
+        self._runs.append(each)
+        self._rows += len(each.run)
+        self._size_bytes += int(each.run.sizes.sum())
+        if self._rows >= PRINTED_ROWS_MAX or self._size_bytes >= PRINTED_SIZE_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
-        write_bytes(b"".join(self._pieces))
-        self._pieces, self._size = [], 0
+        """Write what was kept."""
+        runs, self._runs, self._rows, self._size_bytes = self._runs, [], 0, 0
+        if runs:
+            each = PartRun(runs[0].part, RecordRun.joined([each.run for each in runs]))
+            write_bytes(self._render(PrintedRun(each.run, each.part)).data)
+            self._wrote(each, len(each.run))
+
+    def _write_lines(self, each: PartRun, most: int | None) -> int:
+        assert self._lines is not None
+        pieces, size, printed = list[bytes](), 0, 0
+        for line in islice(self._lines(PrintedRun(each.run, each.part)), most):
+            pieces.append(line)
+            size += len(line)
+            printed += 1
+            if size >= PRINTED_SIZE_BYTES_MAX:
+                write_bytes(b"".join(pieces))
+                pieces, size = [], 0
+        write_bytes(b"".join(pieces))
+        self._wrote(each, printed)
+        return printed
+
+    def _wrote(self, each: PartRun, messages: int) -> None:
+        if len(each.run):
+            self._messages += messages
+            self.next_offset, self._part = int(each.run.offsets[-1]) + 1, each.part
 
 
 def _decoder(state: CommandContext, name: str) -> Decoder | None:
     return None if name == "raw" else state.decoder(name)
-
-
-def renderer(format: Format, decoder: Decoder | None) -> Callable[[Messages], bytes]:  # noqa: A002 - as above
-    """Return the function that formats the messages of one chunk."""
-    match format:
-        case Format.RAW:
-            return _raw
-        case Format.BODY:
-            bodies_of = decoder.bodies if decoder is not None else list
-            return lambda batch: b"\n".join([*bodies_of(batch.bodies), b""])
-        case Format.JSONL if decoder is not None:
-            decode, tails = decoder.decode, _Tails()
-            return lambda batch: _jsonl(batch, [(d.value, tails.of(d)) for d in decode(batch.bodies)])
-        case Format.JSONL:
-            return lambda batch: _jsonl(batch, [(body, "}\n") for body in batch.bodies])
-
-
-def lines_of(
-    format: Format,  # noqa: A002 - as above
-    decoder: Decoder | None,
-) -> Callable[[Messages], Iterator[bytes]] | None:
-    """Return the function that formats messages one by one, if a record may hold several of them.
-
-    One by one, because a record may hold many more bytes than it has itself.
-    """
-    if decoder is None or not decoder.holds_several or format is Format.RAW:
-        return None
-    messages = decoder.messages
-    if format is Format.BODY:
-        return lambda batch: (_body(decoded.value) + b"\n" for _, decoded in messages(batch.bodies))
-    tails = _Tails()
-    return lambda batch: (
-        _jsonl(replace(batch, offset=batch.offset + number), [(decoded.value, tails.of(decoded))])
-        for number, decoded in messages(batch.bodies)
-    )
-
-
-def _body(value: Any) -> bytes:
-    """Return a value as `Decoder.bodies` does. No value is empty."""
-    if isinstance(value, bytes):
-        return value
-    return b"" if value is None else value.encode() if isinstance(value, str) else _value(value).encode()
-
-
-def _raw(batch: Messages) -> bytes:
-    return b"".join([piece for body in batch.bodies for piece in (len(body).to_bytes(4, "big"), body)])
-
-
-def _jsonl(batch: Messages, values: list[tuple[Any, str]]) -> bytes:
-    """Return one line per message."""
-    # The same for the whole chunk. Part 1 is not printed: most streams have no other.
-    part = "" if batch.part == 1 else f',"part":{batch.part}'
-    middle = f'{part},"timestamp":"{iso_of(batch.timestamp_ms)}","value":'
-    lines = [
-        f'{{"offset":{offset}{middle}{_value(value)}{tail}'
-        for offset, (value, tail) in enumerate(values, start=batch.offset)
-    ]
-    return "".join(lines).encode()
-
-
-def _value(value: Any) -> str:
-    """Return a JSON value. Bytes become text if they are UTF-8, otherwise base64 with an `encoding` key."""
-    if isinstance(value, bytes):
-        try:
-            return encode_basestring(value.decode())
-        except UnicodeDecodeError:
-            return f'"{base64.b64encode(value).decode()}","encoding":"base64"'
-    if isinstance(value, str):
-        return encode_basestring(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-class _Tails:
-    """The end of each line, behind the value. It is reused: most messages share one `sections` object."""
-
-    def __init__(self) -> None:
-        self._last: tuple[object, str] = (None, "")
-
-    def of(self, decoded: Decoded) -> str:
-        sections, tail = self._last
-        if decoded.sections is not sections:
-            text = json.dumps(decoded.sections, ensure_ascii=False, separators=(",", ":"))
-            tail = f",{text[1:]}\n"
-            self._last = (decoded.sections, tail)
-        return tail

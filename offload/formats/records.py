@@ -13,7 +13,7 @@ its damage.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -52,6 +52,27 @@ class RecordRun:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @classmethod
+    def joined(cls, runs: Sequence[RecordRun]) -> RecordRun:
+        """Return the messages of several runs as one. Copies their bodies, if there are several."""
+        if len(runs) == 1:
+            return runs[0]
+        spans = [memoryview(run.data)[slice(*run.span)] for run in runs]
+        begins = np.cumsum([0, *map(len, spans)])[:-1].tolist()
+        starts = [run.starts - run.span[0] + begin for run, begin in zip(runs, begins, strict=True)]
+        return cls(
+            np.concatenate([run.offsets for run in runs]),
+            np.concatenate([run.timestamps_ms for run in runs]),
+            np.concatenate(starts),
+            np.concatenate([run.sizes for run in runs]),
+            b"".join(spans),
+        )
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The part of `data` in which the bodies are. They are in it in their order."""
+        return (int(self.starts[0]), int(self.starts[-1] + self.sizes[-1])) if len(self) else (0, 0)
 
     def between(self, first_offset: int, next_offset: int) -> RecordRun:
         """Return the messages with these offsets."""

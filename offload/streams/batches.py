@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from offload.contracts.store import Buffer
 from offload.formats.entries import messages
+from offload.formats.records import RecordRun
 from offload.model.chunk_table import ChunkTable, ChunkType
 
-__all__ = ["MessageRun", "Messages", "WholeRun", "Window", "messages_of"]
+__all__ = ["MessageRun", "Messages", "PartRun", "WholeRun", "Window", "messages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,14 @@ class Messages:
     bodies: list[bytes]
     part: int = 1
     """The number of the part of the stream that holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartRun:
+    """The messages of several chunks of one part of a stream. Bodies are in the memory of a window."""
+
+    part: int
+    run: RecordRun
 
 
 class MessageRun(ABC):

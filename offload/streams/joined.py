@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offload.contracts.events import Event, Skipped
 from offload.errors import (
@@ -38,8 +38,9 @@ from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Positio
 
 if TYPE_CHECKING:  # `offload ls` reads no message, and importing the decoders takes time
     from offload.contracts.catalogue import Catalogue, StreamView
-    from offload.streams.batches import Messages
     from offload.streams.reader import StreamReader
+
+T = TypeVar("T")
 
 __all__ = ["grouped", "live_parts", "place_of", "with_parts"]
 
@@ -152,9 +153,15 @@ def part_numbered(parts: Sequence[StreamReader], number: int) -> StreamReader:
 
 
 async def read_through(
-    parts: Sequence[StreamReader], start: int | PartOffset, emit: Callable[[Event], None]
-) -> AsyncGenerator[Messages, None]:
-    """Yield the messages from a place to the end of the newest part, chunk by chunk. Close it when done."""
+    parts: Sequence[StreamReader],
+    start: int | PartOffset,
+    emit: Callable[[Event], None],
+    read: Callable[[StreamReader, int], AsyncGenerator[T, None]],
+) -> AsyncGenerator[T, None]:
+    """Yield the messages from a place to the end of the newest part. Close it when done.
+
+    `read` yields those of one part from an offset on.
+    """
     if not isinstance(start, PartOffset):
         start = await place_of(parts, AtOffset(start))
     reached: int | None = None
@@ -167,8 +174,8 @@ async def read_through(
             if offset != reached:
                 stream = parts[0].stream
                 emit(Skipped(stream=stream, from_offset=reached, to_offset=offset, part=part.part))
-        async with aclosing(part.messages_here(offset)) as batches:
-            handed: list[Messages] = []  # as in `StreamReader.messages_here`
+        async with aclosing(read(part, offset)) as batches:
+            handed: list[T] = []  # as in `StreamReader.messages_here`
             async for batch in batches:
                 handed.append(batch)
                 del batch

@@ -5,29 +5,35 @@ A record that is no AMQP message stays raw, with empty sections, because the bro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from offload.contracts.decoder import Decoded, Decoder
 from offload.errors import Corrupt
+from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
+from offload_rabbitmq._amqp_columns import AmqpColumns
+from offload_rabbitmq._amqp_templates import ROUTING_KEY, as_bytes
 from offload_rabbitmq.amqp import data_bodies, decode, to_jsonable
-
-ROUTING_KEY: Final = "x-routing-key"
-"""The message annotation in which the broker keeps the routing key of AMQP 0.9.1 clients."""
 
 NO_SECTIONS: Final[dict[str, Any]] = {"properties": {}, "application_properties": {}, "annotations": {}}
 
 
 class AmqpDecoder(Decoder):
-    """A decoder of AMQP 1.0 messages."""
+    """A decoder of AMQP 1.0 messages. It is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._columns = AmqpColumns(_decoded, _body_alone, _rest)
+
+    def columns(self, records: RecordBytes, names: Sequence[str]) -> Mapping[str, ByteColumn | HeaderColumn]:
+        """Return columns as `Decoder.columns` says. Each record is parsed once."""
+        return self._columns.columns(records, names)
 
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the bodies as `Decoder.bodies` says: joined data sections, a text or bytes, else JSON."""
         try:
             return data_bodies(records)
         except Corrupt:  # one of them is no message, or has another kind of body: decode each by itself
-            return [_body_bytes(record) for record in records]
+            return [_body_alone(record) for record in records]
 
     def decode(self, records: Sequence[bytes]) -> list[Decoded]:
         """Return values and sections as `Decoder.decode` says."""
@@ -45,10 +51,7 @@ class AmqpDecoder(Decoder):
 
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
         """Return the application properties."""
-        return [
-            [(name, _as_bytes(value)) for name, value in decoded.sections["application_properties"].items()]
-            for decoded in self.decode(records)
-        ]
+        return [_headers(decoded.sections) for decoded in self.decode(records)]
 
 
 def _decoded(record: bytes) -> Decoded:
@@ -70,15 +73,23 @@ def _decoded(record: bytes) -> Decoded:
             return Decoded(to_jsonable(body), sections)
 
 
-def _body_bytes(record: bytes) -> bytes:
-    value = _decoded(record).value
-    return value if isinstance(value, bytes) else _as_bytes(value)
+def _body_alone(record: bytes) -> bytes:
+    """Return the body of one record, whatever other records are damaged."""
+    try:
+        return data_bodies([record])[0]
+    except Corrupt:
+        value = _decoded(record).value
+    return value if isinstance(value, bytes) else as_bytes(value)
 
 
 def _key(sections: Mapping[str, Any]) -> bytes | None:
     key = sections["annotations"].get(ROUTING_KEY, sections["properties"].get("subject"))
-    return None if key is None else _as_bytes(key)
+    return None if key is None else as_bytes(key)
 
 
-def _as_bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
+def _headers(sections: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    return [(name, as_bytes(value)) for name, value in sections["application_properties"].items()]
+
+
+def _rest(decoded: Decoded) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    return _key(decoded.sections), _headers(decoded.sections)

@@ -46,7 +46,7 @@ def print_json(document: object, *, indent: int | None = None) -> None:
     write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def write_bytes(data: bytes) -> None:
+def write_bytes(data: bytes | memoryview[int]) -> None:
     """Write all of `data` to stdout, and flush it.
 
     One `write` may write less, without an error: Ctrl-C ends a write that waits for a reader of the pipe.

@@ -1,0 +1,148 @@
+"""Records as the output of `offload read`: a block of them in one piece, without a Python step for each.
+
+Each record becomes one line of JSON, its body and a line end, or its length and its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from offload.contracts.decoder import Decoder
+from offload.formats.pieces import RowPiece, ValuePool, column_of
+from offload.formats.records import RecordRun
+from offload.formats.texts import integer_texts, json_strings, timestamp_texts
+from offload.model.position import iso_of
+from offload.model.record_columns import ByteColumn, Bytes, RecordBytes
+from offload.model.value_text import value_text
+
+__all__ = ["Format", "Render", "message_lines", "renderer"]
+
+
+class Format(StrEnum):
+    """The format in which messages are printed."""
+
+    JSONL = "jsonl"
+    BODY = "body"
+    RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedRun:
+    """Records that are printed together, of one part of a stream."""
+
+    run: RecordRun
+    part: int
+
+    @property
+    def records(self) -> RecordBytes:
+        """The bytes of the records."""
+        data = np.frombuffer(self.run.data, np.uint8)
+        return RecordBytes(data, self.run.starts, self.run.sizes)
+
+
+Render = Callable[[PrintedRun], Bytes]
+
+
+def renderer(format: Format, decoder: Decoder | None) -> Render:  # noqa: A002 - the name of the option
+    """Return the function that formats records, each of which is one message."""
+    match format:
+        case Format.RAW:
+            return _raw
+        case Format.BODY:
+            return lambda printed: _bodies(printed, decoder)
+        case Format.JSONL:
+            sections = [*decoder.decode([b""])[0].sections] if decoder is not None else []
+            return lambda printed: _jsonl(printed, decoder, sections)
+
+
+def message_lines(
+    format: Format,  # noqa: A002 - as above
+    decoder: Decoder | None,
+) -> Callable[[PrintedRun], Iterator[bytes]] | None:
+    """Return the function that formats messages one by one, if a record may hold several of them.
+
+    One by one, because a record may hold many more bytes than it has itself.
+    """
+    if decoder is None or not decoder.holds_several or format is Format.RAW:
+        return None
+    messages = decoder.messages
+    if format is Format.BODY:
+        return lambda printed: (
+            _body(decoded.value) + b"\n" for _, decoded in messages(printed.records.to_list())
+        )
+    return lambda printed: (
+        _line(printed, number, decoded.value, decoded.sections)
+        for number, decoded in messages(printed.records.to_list())
+    )
+
+
+def _body(value: Any) -> bytes:
+    """Return a value as `Decoder.bodies` does. No value is empty."""
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else value.encode() if isinstance(value, str) else value_text(value).encode()
+
+
+def _line(printed: PrintedRun, number: int, value: Any, sections: Any) -> bytes:
+    offset, timestamp_ms = int(printed.run.offsets[number]), int(printed.run.timestamps_ms[number])
+    middle = f'{_part(printed)},"timestamp":"{iso_of(timestamp_ms)}","value":'
+    tail = "".join(f',"{name}":{value_text(section)}' for name, section in sections.items())
+    return f'{{"offset":{offset}{middle}{value_text(value)}{tail}}}\n'.encode()
+
+
+def _part(printed: PrintedRun) -> str:
+    # Part 1 is not printed: most streams have no other.
+    return "" if printed.part == 1 else f',"part":{printed.part}'
+
+
+def _raw(printed: PrintedRun) -> Bytes:
+    records = printed.records
+    count = len(records)
+    lengths = records.sizes.astype(">u4").view(np.uint8)
+    heads = ValuePool(lengths, np.arange(count) * 4, np.full(count, 4))
+    return column_of([heads, _values(records)], count).data
+
+
+def _bodies(printed: PrintedRun, decoder: Decoder | None) -> Bytes:
+    records = printed.records
+    bodies = _values(records)
+    if decoder is not None:
+        bodies = _pool(decoder.columns(records, ["body"])["body"])
+    return column_of([bodies, b"\n"], len(records)).data
+
+
+def _jsonl(printed: PrintedRun, decoder: Decoder | None, sections: list[str]) -> Bytes:
+    records, run = printed.records, printed.run
+    if decoder is None:
+        values, tails = json_strings(_values(records)), list[RowPiece]()
+    else:
+        found = decoder.columns(records, ["value", *sections])
+        column = found["value"]
+        assert isinstance(column, ByteColumn)
+        values = column
+        tails = [piece for name in sections for piece in (f',"{name}":'.encode(), _pool(found[name]))]
+    pieces: list[RowPiece] = [
+        b'{"offset":',
+        integer_texts(run.offsets),
+        f'{_part(printed)},"timestamp":"'.encode(),
+        timestamp_texts(run.timestamps_ms),
+        b'","value":',
+        ValuePool.of(values),
+        *tails,
+        b"}\n",
+    ]
+    return column_of(pieces, len(records)).data
+
+
+def _values(records: RecordBytes) -> ValuePool:
+    return ValuePool(records.data, records.starts, records.sizes)
+
+
+def _pool(column: object) -> ValuePool:
+    assert isinstance(column, ByteColumn)
+    return ValuePool.of(column)

@@ -1,0 +1,190 @@
+"""Texts of many values at once: integers, timestamps, UUIDs and JSON strings, as pools and columns.
+
+Each function returns what the Python function of its docstring returns for one value after the other.
+"""
+
+from __future__ import annotations
+
+import base64
+from json.encoder import encode_basestring
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.formats.pieces import RowBuilder, ValuePool, column_of
+from offload.model.position import iso_of
+from offload.model.record_columns import ByteColumn, Integers
+
+__all__ = ["broken_rows", "integer_texts", "json_strings", "odd_rows", "timestamp_texts", "uuid_texts"]
+
+_GROUP: Final = 10_000
+_DIGITS: Final = np.array([b"%04d" % number for number in range(_GROUP)]).view(np.uint8).reshape(-1, 4)
+_POWERS: Final = np.array([10**power for power in range(20)], np.uint64)
+
+_DAY_MS: Final = 86_400_000
+_FIRST_MS: Final = -62_135_596_800_000
+_END_MS: Final = 253_402_300_800_000
+"""The first millisecond of year 1 and of year 10000."""
+
+_HEX: Final = np.array([b"%02x" % number for number in range(256)]).view(np.uint8).reshape(-1, 2)
+_UUID_PARTS: Final = ((0, 0, 4), (9, 4, 6), (14, 6, 8), (19, 8, 10), (24, 10, 16))
+"""Position in the text, and the bytes whose digits are there."""
+
+_QUOTE, _BACKSLASH, _FIRST_PRINTED, _FIRST_BEYOND_ASCII = 0x22, 0x5C, 0x20, 0x80
+_NO_ROWS: Final = np.zeros(0, np.int64)
+
+
+def integer_texts(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> ValuePool:
+    """Return `str` of each."""
+    negative = values < 0
+    # The magnitude of the smallest integer has no signed form.
+    magnitude = values.astype(np.uint64)
+    if negative.any():
+        magnitude = np.where(negative, ~magnitude + np.uint64(1), magnitude)
+    largest = int(magnitude.max(initial=0))
+    sizes = np.ones(len(values), np.int64)
+    for power in range(1, len(str(largest))):
+        sizes += magnitude >= _POWERS[power]
+    groups = (len(str(largest)) + 3) // 4
+    width = 4 * groups + 1
+    texts = np.empty((len(values), width), np.uint8)
+    for group in range(groups, 0, -1):
+        if group > 1:
+            magnitude, rest = np.divmod(magnitude, np.uint64(_GROUP))
+        else:
+            rest = magnitude
+        texts[:, 4 * group - 3 : 4 * group + 1] = _DIGITS[rest.astype(np.intp)]
+    if negative.any():
+        rows = np.flatnonzero(negative)
+        texts[rows, width - 1 - sizes[rows]] = ord("-")
+        sizes += negative
+    return ValuePool(texts.ravel(), np.arange(1, len(values) + 1) * width - sizes, sizes)
+
+
+def timestamp_texts(values_ms: Integers) -> ValuePool:
+    """Return `iso_of` of each."""
+    if not len(values_ms):
+        return ValuePool(np.zeros(0, np.uint8), _NO_ROWS, _NO_ROWS)
+    # Timestamps of messages repeat: equal ones in a row share a text.
+    begins = np.flatnonzero(np.concatenate([[True], values_ms[1:] != values_ms[:-1]]))
+    runs = np.diff(np.append(begins, len(values_ms)))
+    distinct = values_ms[begins]
+    if int(distinct.min()) < _FIRST_MS or int(distinct.max()) >= _END_MS:
+        pool = ValuePool.of(ByteColumn.of([iso_of(value).encode() for value in distinct.tolist()]))
+    else:
+        texts = _dates(distinct)
+        pool = ValuePool(texts.ravel(), np.arange(len(distinct)) * 24, np.full(len(distinct), 24))
+    return ValuePool(pool.data, np.repeat(pool.starts, runs), np.repeat(pool.sizes, runs))
+
+
+def _dates(values_ms: Integers) -> npt.NDArray[np.uint8]:
+    days, of_day = np.divmod(values_ms, _DAY_MS)
+    dates = days.astype("M8[D]")
+    months = dates.astype("M8[M]")
+    month = months.astype(np.int64) + 1970 * 12
+    seconds, ms = np.divmod(of_day, 1000)
+    minutes, seconds = np.divmod(seconds, 60)
+    hours, minutes = np.divmod(minutes, 60)
+    texts = np.empty((len(values_ms), 24), np.uint8)
+    texts[:] = np.frombuffer(b"0000-00-00T00:00:00.000Z", np.uint8)
+    texts[:, 0:4] = _DIGITS[month // 12]
+    texts[:, 5:7] = _DIGITS[month % 12 + 1, 2:]
+    texts[:, 8:10] = _DIGITS[(dates - months.astype("M8[D]")).astype(np.int64) + 1, 2:]
+    for place, number in ((11, hours), (14, minutes), (17, seconds)):
+        texts[:, place : place + 2] = _DIGITS[number, 2:]
+    texts[:, 20:23] = _DIGITS[ms, 1:]
+    return texts
+
+
+def uuid_texts(values: npt.NDArray[np.uint8]) -> ValuePool:
+    """Return `str` of the UUID that each row of 16 bytes is."""
+    texts = np.full((len(values), 36), ord("-"), np.uint8)
+    digits = _HEX[values].reshape(len(values), 32)
+    for place, first, end in _UUID_PARTS:
+        texts[:, place : place + 2 * (end - first)] = digits[:, 2 * first : 2 * end]
+    return ValuePool(texts.ravel(), np.arange(len(values)) * 36, np.full(len(values), 36))
+
+
+def json_strings(values: ValuePool) -> ByteColumn:
+    """Return `value_text` of each."""
+    count = len(values.starts)
+    if not count:
+        return ByteColumn(np.zeros(1, np.int64), np.zeros(0, np.uint8))
+    # A separator that JSON would escape is not in the values, if they are plain.
+    lines = _lines(values)
+    odd = odd_rows(lines, controls=2)
+    if not len(odd):
+        return _quoted(lines)
+    texts = ByteColumn.of([_json_string(value) for value in _listed(values.of_rows(odd))])
+    builder = RowBuilder(count)
+    builder.add(odd, [ValuePool.of(texts)])
+    plain = np.setdiff1d(np.arange(count), odd, assume_unique=True)
+    if len(plain):
+        builder.add(plain, [ValuePool.of(_quoted(_lines(values.of_rows(plain))))])
+    return builder.column()
+
+
+def _lines(values: ValuePool) -> ByteColumn:
+    return column_of([b"\n", values, b"\n"], len(values.starts))
+
+
+def odd_rows(column: ByteColumn, *, controls: int = 0) -> Integers:
+    """Return the rows that are no UTF-8, or have another number of control characters.
+
+    The rows of `column` must end with ASCII, so that a character cannot begin in one and end in the next.
+    """
+    data = column.data
+    # As signed numbers, control characters and what is beyond ASCII are below all others.
+    if np.count_nonzero(data.view(np.int8) < _FIRST_PRINTED) == controls * len(column):
+        return _NO_ROWS
+    places = np.flatnonzero(data < _FIRST_PRINTED)
+    rows = np.searchsorted(column.offsets, places, side="right") - 1
+    found = np.flatnonzero(np.bincount(rows, minlength=len(column)) != controls)
+    return np.union1d(found, broken_rows(column))
+
+
+def broken_rows(column: ByteColumn) -> Integers:
+    """Return the rows that are no UTF-8. The rows of `column` must end with ASCII, as in `odd_rows`."""
+    beyond = np.flatnonzero(column.data >= _FIRST_BEYOND_ASCII)
+    raw, edges = column.data.tobytes(), column.offsets
+    if not len(beyond) or _is_utf8(raw):
+        return _NO_ROWS
+    rows = np.unique(np.searchsorted(edges, beyond, side="right") - 1)
+    broken = [row for row in rows.tolist() if not _is_utf8(raw[edges[row] : edges[row + 1]])]
+    return np.array(broken, np.int64)
+
+
+def _quoted(lines: ByteColumn) -> ByteColumn:
+    r"""Return plain values, each between two `\n`, as JSON strings."""
+    raw = bytearray(lines.data)
+    if b"\\" in raw:
+        raw = raw.replace(b"\\", b"\\\\")
+    escaped = np.frombuffer(raw.replace(b'"', b'\\"'), np.uint8)
+    separators = np.flatnonzero(escaped == ord("\n"))
+    escaped[separators] = _QUOTE
+    offsets = np.zeros(len(lines) + 1, np.int64)
+    offsets[1:] = separators[1::2] + 1
+    return ByteColumn(offsets, escaped)
+
+
+def _json_string(value: bytes) -> bytes:
+    try:
+        return encode_basestring(value.decode()).encode()
+    except UnicodeDecodeError:
+        return b'"%s","encoding":"base64"' % base64.b64encode(value)
+
+
+def _listed(pool: ValuePool) -> list[bytes]:
+    return [
+        pool.data[start : start + size].tobytes()
+        for start, size in zip(pool.starts.tolist(), pool.sizes.tolist(), strict=True)
+    ]
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,22 @@
+"""The JSON of a record's value, as `offload read` prints it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from json.encoder import encode_basestring
+from typing import Any
+
+__all__ = ["value_text"]
+
+
+def value_text(value: Any) -> str:
+    """Return a JSON value. Bytes become text if they are UTF-8, otherwise base64 with an `encoding` key."""
+    if isinstance(value, bytes):
+        try:
+            return encode_basestring(value.decode())
+        except UnicodeDecodeError:
+            return f'"{base64.b64encode(value).decode()}","encoding":"base64"'
+    if isinstance(value, str):
+        return encode_basestring(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,187 @@
+"""Where the sections of many AMQP messages are, found for all messages of a block side by side.
+
+Invariant: `plain` is True only for a record whose sections fill it exactly, each at most once and in one of
+the usual encodings, with one data section, or one text or binary value, or no body. Their content is not
+checked. Every other record is left to `amqp.decode`, which also reports its damage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.model.record_columns import Bytes, Integers, RecordBytes
+
+__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "section_places", "words_at"]
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, VALUE, FOOTER = (
+    0x70, 0x71, 0x72, 0x73, 0x74, 0x75, 0x77, 0x78,
+)  # fmt: skip
+FOUND_SECTIONS: Final = (HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, FOOTER)
+"""The sections beside the body."""
+
+_LISTS, _MAPS = (0xC0, 0xD0), (0xC1, 0xD1)
+_CODES: Final = (
+    dict.fromkeys((HEADER, PROPERTIES), (*_LISTS, 0x45))
+    | {
+        DATA: (0xA0, 0xB0),
+        VALUE: (0xA0, 0xB0, 0xA1, 0xB1),
+    }
+    | dict.fromkeys((DELIVERY, ANNOTATIONS, APPLICATION, FOOTER), _MAPS)
+)
+_WIDTHS: Final = {0x45: 0, 0xA0: 1, 0xA1: 1, 0xC0: 1, 0xC1: 1, 0xB0: 4, 0xB1: 4, 0xD0: 4, 0xD1: 4}
+_TEXTS: Final = (0xA1, 0xB1)
+_HEADS: Final = {
+    0x0053_0000 | section << 8 | code: (section, _WIDTHS[code])
+    for section, codes in _CODES.items()
+    for code in codes
+}
+"""The four bytes with which a section begins, as an integer: its descriptor, and the width of its size."""
+
+_HEAD_SIZE_BYTES: Final = 4
+_STEPS_MAX: Final = len(FOUND_SECTIONS) + 1
+_HEADS_MAX: Final = 8
+"""How many kinds of sections are told apart in one step. Records with others are not plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlaces:
+    """The sections of a block of records. A section that a record does not have begins and ends at 0."""
+
+    plain: Mask
+    starts: dict[int, Integers]
+    """By section: the position of the section's first byte, in each record."""
+    ends: dict[int, Integers]
+    codes: dict[int, Bytes]
+    """By section: the constructor of its value."""
+    bodies: Integers
+    """The position of the body's content, of each plain record."""
+    body_sizes: Integers
+    has_body: Mask
+    is_value: Mask
+    """The body is a value."""
+    is_text: Mask
+    """The body is a value that must be UTF-8."""
+
+
+def words_at(data: Bytes, code: str) -> npt.NDArray[np.uint64]:
+    """Return the integer of this type at each byte of `data`. Nothing is copied."""
+    size = np.dtype(code).itemsize
+    return np.ndarray((max(len(data) - size + 1, 0),), code, data, strides=(1,))
+
+
+def section_places(records: RecordBytes) -> SectionPlaces:
+    """Step through all records side by side, a section at a time."""
+    count, data = len(records), records.data
+    found = SectionPlaces(
+        np.zeros(count, np.bool_), {}, {}, {}, *np.zeros((2, count), np.int64), *np.zeros((3, count), bool)
+    )
+    words = words_at(data, ">u4")
+    rows: Integers | None = None  # None means all rows, which need no selection
+    at, stops = records.starts, records.starts + records.sizes
+    for _ in range(_STEPS_MAX + 1):
+        # A section has at least its head. The size behind it is read as four bytes: not at the very end.
+        ahead = at + _HEAD_SIZE_BYTES <= stops
+        if not ahead.all():
+            rows, at, stops = _kept(rows, at, stops, ahead)
+        if not len(at):
+            break
+        heads = words[at]
+        stepped = _stepped(found, data, words, rows, at, stops, heads)
+        rows, at, stops = stepped
+        done = at == stops
+        if done.any():
+            found.plain[done if rows is None else rows[done]] = True
+            rows, at, stops = _kept(rows, at, stops, ~done)
+        if not len(at):
+            break
+    return found
+
+
+def _stepped(
+    found: SectionPlaces,
+    data: Bytes,
+    words: npt.NDArray[np.uint64],
+    rows: Integers | None,
+    at: Integers,
+    stops: Integers,
+    heads: npt.NDArray[np.uint64],
+) -> tuple[Integers | None, Integers, Integers]:
+    """Note the section at `at` of each row. Return the rows that are still plain, with their next section."""
+    if (heads == heads[0]).all():  # as in most streams
+        return _noted(found, data, words, rows, at, stops, int(heads[0]))
+    steps = []
+    left = np.arange(len(at))
+    for _ in range(_HEADS_MAX):
+        same = heads[left] == heads[left[0]]
+        group = left[same]
+        of = group if rows is None else rows[group]
+        steps.append(_noted(found, data, words, of, at[group], stops[group], int(heads[group[0]])))
+        left = left[~same]
+        if not len(left):
+            break
+    joined = [np.concatenate(each) for each in zip(*steps, strict=True)]
+    return joined[0], joined[1], joined[2]
+
+
+def _noted(
+    found: SectionPlaces,
+    data: Bytes,
+    words: npt.NDArray[np.uint64],
+    rows: Integers | None,
+    at: Integers,
+    stops: Integers,
+    head: int,
+) -> tuple[Integers | None, Integers, Integers]:
+    section, width = _HEADS.get(head, (0, 0))
+    nothing = np.zeros(0, np.int64)
+    if not section:
+        return nothing, nothing, nothing
+    content = at + _HEAD_SIZE_BYTES + width
+    inside = content <= stops
+    if not inside.all():
+        rows, at, stops = _kept(rows, at, stops, inside)
+        content = content[inside]
+        if not len(at):
+            return nothing, nothing, nothing
+    if width == 0:
+        sizes = np.zeros(len(at), np.int64)
+    elif width == 1:
+        sizes = data[at + _HEAD_SIZE_BYTES].astype(np.int64)
+    else:
+        sizes = words[at + _HEAD_SIZE_BYTES].astype(np.int64)
+    ends = content + sizes
+    inside = ends <= stops
+    where: Integers | slice = slice(None) if rows is None else rows
+    if section in (DATA, VALUE):
+        inside &= ~found.has_body[where]
+    elif section in found.starts:
+        inside &= found.ends[section][where] == 0
+    if not inside.all():
+        rows, at, stops = _kept(rows, at, stops, inside)
+        content, sizes, ends = content[inside], sizes[inside], ends[inside]
+        where = slice(None) if rows is None else rows
+    if section in (DATA, VALUE):
+        found.bodies[where], found.body_sizes[where], found.has_body[where] = content, sizes, True
+        found.is_value[where] = section == VALUE
+        found.is_text[where] = head & 0xFF in _TEXTS
+    else:
+        if section not in found.starts:
+            count = len(found.plain)
+            found.starts[section], found.ends[section] = np.zeros((2, count), np.int64)
+            found.codes[section] = np.zeros(count, np.uint8)
+        found.starts[section][where], found.ends[section][where] = at, ends
+        found.codes[section][where] = head & 0xFF
+    return rows, ends, stops
+
+
+def _kept(
+    rows: Integers | None, at: Integers, stops: Integers, keep: Mask
+) -> tuple[Integers, Integers, Integers]:
+    chosen = np.flatnonzero(keep)
+    return (chosen if rows is None else rows[chosen]), at[chosen], stops[chosen]

@@ -1,0 +1,370 @@
+"""Templates of sections: what is the same in the sections of many messages, and where their values differ.
+
+Programs write the same fields again and again. So a template is learned from a few sections of a block:
+which constructors and map keys follow each other, and which values are the same in all of these. Then NumPy
+compares all sections of the block with it, and finds the values that differ. No section is guessed: every
+byte of it is compared with the template, or belongs to a value of a known kind, and its size must fit.
+
+A text that JSON must escape, or that is no UTF-8, does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.formats.pieces import RowPiece, ValuePool, column_of
+from offload.formats.texts import integer_texts, odd_rows, timestamp_texts, uuid_texts
+from offload.model.record_columns import ByteColumn, Bytes, Integers
+from offload_rabbitmq._amqp_json import to_jsonable
+from offload_rabbitmq._amqp_sections import ANNOTATIONS, APPLICATION, PROPERTIES, words_at
+from offload_rabbitmq.amqp import PROPERTY_NAMES, AmqpMessage
+
+__all__ = ["ROUTING_KEY", "SectionMatch", "Template", "as_bytes", "compact_json", "key_in", "learned"]
+
+ROUTING_KEY: Final = "x-routing-key"
+"""The message annotation in which the broker keeps the routing key of AMQP 0.9.1 clients."""
+
+_SUBJECT: Final = "subject"
+_DESCRIBED: Final = 0x00
+_HEAD_SIZE_BYTES: Final = 4
+_SIZES: Final = (0, 1, 2, 4, 8, 16)
+"""The bytes of a value whose constructor is 0x4., 0x5., and so on to 0x9."""
+
+_INTEGERS: Final = {
+    0x50: "u1", 0x51: "i1", 0x52: "u1", 0x53: "u1", 0x54: "i1", 0x55: "i1", 0x60: ">u2", 0x61: ">i2",
+    0x70: ">u4", 0x71: ">i4", 0x80: ">u8", 0x81: ">i8",
+}  # fmt: skip
+_FLOATS: Final = {0x72: ">f4", 0x82: ">f8"}
+_TIMESTAMP, _UUID = 0x83, 0x98
+_TEXTS: Final = (0xA1, 0xB1, 0xA3, 0xB3)
+_SYMBOLS: Final = (0xA3, 0xB3)
+_BINARIES: Final = (0xA0, 0xB0)
+_QUOTED: Final = (*_TEXTS, _TIMESTAMP, _UUID)
+_FIELDS: Final = frozenset((*_INTEGERS, *_FLOATS, *_QUOTED, *_BINARIES))
+"""The constructors of values that may differ between the sections of a template."""
+
+_FIRST_MS, _END_MS = -62_135_596_800_000, 253_402_300_800_000
+"""Timestamps outside of the years 1 to 9999 are no text in JSON."""
+
+Slot: TypeAlias = bytes | int | None
+"""The text of a value: the same in all sections, or that of the field of this number. None is no value."""
+
+
+def compact_json(value: Any) -> bytes:
+    """Return a section as its column has it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return a value that is ready for JSON as a key or a header: text as UTF-8, everything else as JSON."""
+    return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
+
+
+def key_in(section: int, fields: Mapping[str, Any]) -> tuple[bool, bytes | None]:
+    """Return True if this section decides about the key, and the key."""
+    name = {ANNOTATIONS: ROUTING_KEY, PROPERTIES: _SUBJECT}.get(section)
+    if name is None or name not in fields:
+        return False, None
+    return True, None if fields[name] is None else as_bytes(fields[name])
+
+
+@dataclass(frozen=True, slots=True)
+class SectionMatch:
+    """The sections of some rows, which fit one template."""
+
+    rows: Integers
+    template: Template
+    texts: Sequence[ValuePool]
+    """The text of each field."""
+    json: ByteColumn | None
+    """The sections as JSON, if it was made."""
+
+    def piece(self, slot: bytes | int) -> RowPiece:
+        """Return the text of a value in each row."""
+        return slot if isinstance(slot, bytes) else self.texts[slot]
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> SectionMatch:
+        """Return the rows that a mask chooses."""
+        at = np.flatnonzero(chosen)
+        rows = None
+        if self.json is not None:
+            pool = ValuePool.of(self.json).of_rows(at)
+            rows = column_of([pool], len(at))
+        return SectionMatch(self.rows[at], self.template, [text.of_rows(at) for text in self.texts], rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The pattern of a section."""
+
+    code: int
+    """The constructor of the section's value: a list or a map."""
+    structure: tuple[object, ...]
+    variable: frozenset[int]
+    """Which values differ, by their index among the values."""
+    steps: Sequence[bytes | int]
+    """What the section consists of behind its size: bytes, and constructors of fields."""
+    skeleton: Sequence[bytes | int]
+    """The JSON: bytes, and numbers of fields. Fields that are text are between quotes."""
+    has_key: bool
+    key: Slot
+    headers: Sequence[tuple[bytes, bytes | int]]
+
+    def match(
+        self, data: Bytes, rows: Integers, starts: Integers, ends: Integers, codes: Bytes, *, makes_json: bool
+    ) -> SectionMatch | None:
+        """Return the rows whose sections fit; None if none does. All arguments but `data` are by row."""
+        width = 4 if self.code >= 0xD0 else 0 if self.code == 0x45 else 1
+        at = starts + (_HEAD_SIZE_BYTES + width)
+        fits = codes == self.code
+        places: list[tuple[Integers, Integers | int]] = []
+        for number, step in enumerate(self.steps):
+            if isinstance(step, bytes):
+                fits &= _windows(data, at, len(step)) == np.void(step)
+                at = at + len(step)
+                if number == 0 and not fits.all():
+                    rows, at, ends = rows[fits], at[fits], ends[fits]
+                    fits = fits[fits]
+                    if not len(rows):
+                        return None
+                continue
+            if step >= 0xA0:
+                size_width = 1 if step < 0xB0 else 4
+                # A position behind the data belongs to a section that does not fit in any case.
+                size_at = np.minimum(at, len(data) - size_width)
+                sizes = data[size_at] if size_width == 1 else words_at(data, ">u4")[size_at]
+                at = at + size_width
+                places.append((at, sizes.astype(np.int64)))
+                at = at + places[-1][1]
+            else:
+                places.append((at, _SIZES[(step >> 4) - 4]))
+                at = at + places[-1][1]
+        fits &= at == ends
+        if not fits.all():
+            chosen = np.flatnonzero(fits)
+            if not len(chosen):
+                return None
+            rows = rows[chosen]
+            places = [
+                (start[chosen], size if isinstance(size, int) else size[chosen]) for start, size in places
+            ]
+        return self._rendered(data, rows, places, makes_json=makes_json)
+
+    def _rendered(
+        self,
+        data: Bytes,
+        rows: Integers,
+        places: Sequence[tuple[Integers, Integers | int]],
+        *,
+        makes_json: bool,
+    ) -> SectionMatch | None:
+        fields = [step for step in self.steps if isinstance(step, int)]
+        good = np.ones(len(rows), np.bool_)
+        texts = [
+            _texts(data, code, start, size, good) for code, (start, size) in zip(fields, places, strict=True)
+        ]
+        checked = [number for number, code in enumerate(fields) if code in _TEXTS]
+        column: ByteColumn | None = None
+        if makes_json:
+            skeleton = self.skeleton
+            pieces = [piece if isinstance(piece, bytes) else texts[piece] for piece in skeleton]
+            column = column_of(pieces, len(rows))
+        elif checked:
+            skeleton = [part for number in checked for part in (number, b'"')]
+            pieces = [piece if isinstance(piece, bytes) else texts[piece] for piece in skeleton]
+            column = column_of(pieces, len(rows))
+        if checked and column is not None:
+            _judge(column, b"".join(piece for piece in skeleton if isinstance(piece, bytes)), good)
+            if any(fields[number] in _SYMBOLS for number in checked):
+                _judge_symbols(column, good)
+        match = SectionMatch(rows, self, texts, column if makes_json else None)
+        if good.all():
+            return match
+        return match.of(good) if good.any() else None
+
+
+def learned(
+    section: int, samples: Sequence[tuple[bytes, AmqpMessage]], known: Mapping[object, Template]
+) -> Template | None:
+    """Return a template for most of these sections, which `amqp.decode` has accepted.
+
+    A value that differs in a known template of the same structure may differ here as well.
+    """
+    found = [(read, message) for raw, message in samples if (read := _read(section, raw)) is not None]
+    if not found:
+        return None
+    structure = Counter(read.structure for read, _ in found).most_common(1)[0][0]
+    alike = [(read, message) for read, message in found if read.structure == structure]
+    first, message = alike[0]
+    before = known.get(structure)
+    variable = set(before.variable if before is not None else ())
+    for number, value in enumerate(first.values):
+        if any(read.values[number] != value for read, _ in alike):
+            if value[0] not in _FIELDS:
+                return None
+            variable.add(number)
+    return _template(section, first, message, frozenset(variable))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A section, cut into its values."""
+
+    structure: tuple[object, ...]
+    count: bytes
+    keys: Sequence[bytes]
+    """The encoded keys of a map; nothing for a list."""
+    values: Sequence[bytes]
+    """The encoded values."""
+
+
+def _read(section: int, raw: bytes) -> _Read | None:
+    """Cut a section that was accepted. Return None if its map has keys that are no plain text."""
+    code = raw[3]
+    if code == 0x45:
+        return _Read((code,), b"", (), ())
+    width = 4 if code >= 0xD0 else 1
+    at = _HEAD_SIZE_BYTES + width
+    count, at = raw[at : at + width], at + width
+    parts = []
+    while at < len(raw):
+        end = _end_of(raw, at)
+        parts.append(raw[at:end])
+        at = end
+    if code in (0xC0, 0xD0):
+        return _Read((code, count, *(part[0] for part in parts)), count, (), parts)
+    keys, values = parts[::2], parts[1::2]
+    if not all(key[0] in _TEXTS for key in keys):
+        return None
+    return _Read((code, count, *keys, *(value[0] for value in values)), count, keys, values)
+
+
+def _end_of(raw: bytes, at: int) -> int:
+    """Return where a value ends that was accepted, so its sizes are right."""
+    code = raw[at]
+    if code == _DESCRIBED:
+        return _end_of(raw, _end_of(raw, at + 1))
+    if code < 0xA0:
+        return at + 1 + _SIZES[(code >> 4) - 4]
+    width = 4 if code >> 4 in (0xB, 0xD, 0xF) else 1
+    return at + 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
+
+
+def _template(section: int, read: _Read, message: AmqpMessage, variable: frozenset[int]) -> Template | None:
+    fields = _fields_of(section, message)
+    steps: list[bytes | int] = [read.count]
+    numbers: dict[int, int] = {}
+    for number, value in enumerate(read.values):
+        literal = (read.keys[number] if read.keys else b"") + (value[:1] if number in variable else value)
+        steps[-1] = _bytes(steps[-1]) + literal
+        if number in variable:
+            numbers[number] = len(numbers)
+            steps += [value[0], b""]
+    if not steps[-1]:
+        steps.pop()
+    names = [*PROPERTY_NAMES] if section == PROPERTIES else [*fields]
+    if section in (ANNOTATIONS, APPLICATION) and len(names) != len(read.values):
+        return None
+    slots: dict[str, Slot] = {}
+    skeleton: list[bytes | int] = [b"{"]
+    if section in (PROPERTIES, ANNOTATIONS, APPLICATION):
+        jsonable = to_jsonable(fields)
+        for number, name in enumerate(names[: len(read.values)]):
+            if name not in jsonable:
+                continue
+            comma = b"," if slots else b""
+            skeleton[-1] = _bytes(skeleton[-1]) + comma + compact_json(name) + b":"
+            if number in numbers:
+                quote = b'"' if read.values[number][0] in _QUOTED else b""
+                skeleton[-1] = _bytes(skeleton[-1]) + quote
+                skeleton += [numbers[number], quote]
+                slots[name] = numbers[number]
+            else:
+                skeleton[-1] = _bytes(skeleton[-1]) + compact_json(jsonable[name])
+                slots[name] = None if jsonable[name] is None else as_bytes(jsonable[name])
+        skeleton[-1] = _bytes(skeleton[-1]) + b"}"
+        # The check of the texts counts bytes that are no ASCII, so there must be none beside them.
+        if numbers and not all(piece.isascii() for piece in skeleton if isinstance(piece, bytes)):
+            return None
+    key_name = {ANNOTATIONS: ROUTING_KEY, PROPERTIES: _SUBJECT}.get(section, "")
+    return Template(
+        code=read.structure[0] if isinstance(read.structure[0], int) else 0,
+        structure=read.structure,
+        variable=variable,
+        steps=steps,
+        skeleton=skeleton,
+        has_key=key_name in slots,
+        key=slots.get(key_name),
+        headers=[(name.encode(), as_bytes(None) if slot is None else slot) for name, slot in slots.items()]
+        if section == APPLICATION
+        else [],
+    )
+
+
+def _bytes(piece: bytes | int) -> bytes:
+    assert isinstance(piece, bytes)
+    return piece
+
+
+def _fields_of(section: int, message: AmqpMessage) -> dict[Any, Any]:
+    if section == ANNOTATIONS:
+        return message.message_annotations
+    return message.properties if section == PROPERTIES else message.application_properties
+
+
+def _windows(data: Bytes, at: Integers, width: int) -> npt.NDArray[np.void]:
+    """Return `width` bytes from each position, or any bytes if they are not in the data."""
+    windows = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data, strides=(1,))
+    if not len(windows):
+        return np.zeros(len(at), f"V{width}")
+    return windows[at] if int(at.max()) < len(windows) else windows[np.minimum(at, len(windows) - 1)]
+
+
+def _texts(
+    data: Bytes, code: int, starts: Integers, sizes: Integers | int, good: npt.NDArray[np.bool_]
+) -> ValuePool:
+    """Return the text of a field in each row. Set `good` to False if a value is no such text."""
+    if not isinstance(sizes, int):
+        if code in _TEXTS:
+            return ValuePool(data, starts, sizes)
+        values = [
+            b'{"encoding":"base64","value":"%s"}' % base64.b64encode(data[start : start + size].tobytes())
+            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+        ]
+        return ValuePool.of(ByteColumn.of(values))
+    if code == _UUID:
+        raw = _windows(data, starts, 16)
+        return uuid_texts(np.frombuffer(raw.tobytes(), np.uint8).reshape(-1, 16))
+    if code in _FLOATS:
+        numbers = words_at(data, _FLOATS[code])[starts].astype(np.float64)
+        good &= np.isfinite(numbers)
+        return ValuePool.of(ByteColumn.of([repr(number).encode() for number in numbers.tolist()]))
+    integers: Any = words_at(data, _INTEGERS.get(code, ">i8"))[starts]
+    if code == _TIMESTAMP:
+        times = integers.astype(np.int64)
+        good &= (times >= _FIRST_MS) & (times < _END_MS)
+        return timestamp_texts(times)
+    return integer_texts(integers.astype(np.uint64 if code == 0x80 else np.int64))
+
+
+def _judge(column: ByteColumn, literals: bytes, good: npt.NDArray[np.bool_]) -> None:
+    """Set `good` to False for rows whose texts are no UTF-8, or have a byte that JSON escapes."""
+    for byte in b'"\\':
+        if np.count_nonzero(column.data == byte) != literals.count(byte) * len(column):
+            rows = np.searchsorted(column.offsets, np.flatnonzero(column.data == byte), side="right") - 1
+            good &= np.bincount(rows, minlength=len(column)) == literals.count(byte)
+    good[odd_rows(column)] = False
+
+
+def _judge_symbols(column: ByteColumn, good: npt.NDArray[np.bool_]) -> None:
+    """Set `good` to False for rows that are not ASCII alone."""
+    beyond = np.flatnonzero(column.data >= 0x80)
+    good[np.searchsorted(column.offsets, beyond, side="right") - 1] = False
