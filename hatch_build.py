@@ -3,9 +3,9 @@
     python hatch_build.py                    compile them into this checkout, for this machine
     python hatch_build.py wheels FOLDER      build a wheel for each platform of TARGETS, and the one without
 
-A wheel is made without them unless `OFFLOAD_LOOPS_TARGET` names a platform. So whoever installs from source
-needs no compiler, and gets the loops of NumPy. `wheels` compiles for all platforms with one compiler, zig,
-which is a package: `pip install ziglang build`.
+A wheel is made without them unless `OFFLOAD_LOOPS_TARGET` names a platform, or is `native`. So whoever
+installs from source needs no compiler, and gets the loops of NumPy. `wheels` compiles for all platforms with
+one compiler, zig, which is a package: `pip install ziglang`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from sysconfig import get_platform
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -31,6 +32,9 @@ TARGETS = {
 }
 """The targets of zig, and the tags of their wheels."""
 
+NATIVE = "native"
+"""This machine. Its wheel is for machines like it."""
+
 FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -44,7 +48,7 @@ def compiler(target: str | None) -> list[str] | None:
 
 def compile_loops(library: Path, target: str | None = None, *, flags: list[str] = FLAGS) -> bool:
     """Compile the loops into a library. Return False if this machine has no compiler."""
-    command = compiler(target)
+    command = compiler(None if target == NATIVE else target)
     if command is None:
         return False
     # A process that runs may have the old one open.
@@ -67,9 +71,10 @@ class LoopsHook(BuildHookInterface):
         self._folder = TemporaryDirectory()
         library = Path(self._folder.name) / "_loops.so"
         if not compile_loops(library, target):
-            raise RuntimeError("the loops need a compiler for other platforms: pip install ziglang")
+            raise RuntimeError(f"no compiler for the loops of {target}: pip install ziglang")
+        here = get_platform().replace("-", "_").replace(".", "_")
         build_data["force_include"][str(library)] = LIBRARY
-        build_data["tag"] = f"py3-none-{TARGETS[target]}"
+        build_data["tag"] = f"py3-none-{TARGETS.get(target, here)}"
         build_data["pure_python"] = False
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -80,7 +85,17 @@ class LoopsHook(BuildHookInterface):
 
 def build_wheels(folder: Path) -> None:
     """Build all wheels into a folder."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "--wheel-dir",
+        str(folder),
+    ]
     for target in ("", *TARGETS):
         asked = os.environ | {"OFFLOAD_LOOPS_TARGET": target}
         subprocess.run([*pip, str(ROOT)], env=asked, check=True)  # noqa: S603

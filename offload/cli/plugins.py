@@ -9,6 +9,7 @@ import typer
 
 from offload.cli.kit.output import print_json, print_note, print_table
 from offload.contracts.plugin import CONTRACT, Backend
+from offload.formats.loops import loops_in_use
 from offload.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
 
@@ -21,12 +22,19 @@ def plugins(
     rows = [_described(plugin, found) for plugin in found.plugins]
     conflicts = [conflict_text(claim, rivals) for claim, rivals in sorted(found.conflicts.items())]
     if json:
-        document = {"plugins": rows, "conflicts": conflicts, "contract": CONTRACT, "notes": _notes(found)}
+        document = {
+            "plugins": rows,
+            "conflicts": conflicts,
+            "contract": CONTRACT,
+            "loops": loops_in_use(),
+            "notes": _notes(found),
+        }
         print_json(document, indent=2)
     else:
         _show(rows, conflicts)
         for note in _notes(found):
             print_note(note)
+        print_note(f"loops over records: {loops_in_use()}")
     return 1 if conflicts else 0
 
 

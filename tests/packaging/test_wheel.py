@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from fresh_loops import library
 
 ROOT = Path(__file__).resolve().parents[2]
 UNWANTED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
@@ -41,6 +42,48 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-compile"]
     _run(sys.executable, *install, "-c", str(ROOT / "constraints.txt"), str(wheel))
     return folder / "bin"
+
+
+def test_a_wheel_for_a_platform_has_the_compiled_loops_and_the_other_one_has_not(
+    wheel: Path, tmp_path: Path
+) -> None:
+    library()  # fails or skips without a compiler
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(
+        command, env=os.environ | {"OFFLOAD_LOOPS_TARGET": "native"}, check=True, capture_output=True
+    )
+    [native] = tmp_path.glob("*.whl")
+
+    used = [_loops_of(each, tmp_path / str(number)) for number, each in enumerate((native, wheel))]
+
+    assert used == ["compiled", "NumPy: this installation has no compiled loops"]
+    assert native.name.split("-")[2:4] == ["py3", "none"]
+    assert not native.name.endswith("-any.whl")
+    assert wheel.name.endswith("py3-none-any.whl")
+
+
+def _loops_of(wheel: Path, folder: Path) -> str:
+    """Return which loops the unpacked wheel uses."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    code = "from offload.formats.loops import loops_in_use; print(loops_in_use())"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+    ).stdout.strip()
 
 
 def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
