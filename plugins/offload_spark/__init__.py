@@ -17,14 +17,16 @@ from offload.late import late_names
 if TYPE_CHECKING:
     from offload_spark.appending import append
     from offload_spark.java import prepare
+    from offload_spark.jobs.plain_errors import plain_errors
     from offload_spark.session import session
     from offload_spark.source import OffloadDataSource, register
 
-__all__ = ["OffloadDataSource", "append", "prepare", "register", "session"]
+__all__ = ["OffloadDataSource", "append", "plain_errors", "prepare", "register", "session"]
 
 _HOMES = {
     "OffloadDataSource": "offload_spark.source",
     "append": "offload_spark.appending",
+    "plain_errors": "offload_spark.jobs.plain_errors",
     "prepare": "offload_spark.java",
     "register": "offload_spark.source",
     "session": "offload_spark.session",

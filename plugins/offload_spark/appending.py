@@ -91,7 +91,8 @@ def _placed(frame: DataFrame) -> DataFrame:
 
 def _numbered(placed: DataFrame, first_offset: int) -> tuple[DataFrame, int]:
     """Return the rows with their offsets, and the number of rows."""
-    from pyspark.sql.functions import array, col, element_at, lit, shiftright
+    import numpy as np
+    from pyspark.sql.functions import col, element_at, lit, shiftright
 
     partition = shiftright(PLACE, WITHIN_BITS).cast("int")
     counted = placed.groupBy(partition.alias("partition")).count().collect()
@@ -99,7 +100,8 @@ def _numbered(placed: DataFrame, first_offset: int) -> tuple[DataFrame, int]:
     # A partition without rows has no row in the counts, and still takes a place in the array below.
     sizes = [counts.get(number, 0) for number in range(max(counts, default=-1) + 1)]
     begins = accumulate(sizes, initial=first_offset)
-    # `element_at` counts from 1.
-    first = element_at(array(*(lit(each).cast("bigint") for each in begins)), partition + 1)
+    # One literal for all partitions: with a literal of each, the plan would grow with them, and Spark walks
+    # it again and again. `element_at` counts from 1.
+    first = element_at(lit(np.fromiter(begins, np.int64)), partition + 1)
     within = col(PLACE).bitwiseAND(2**WITHIN_BITS - 1)
     return placed.withColumn("offset", first + within).drop(PLACE), sum(sizes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from campaign import campaign
 from offload_spark import append
+from offload_spark.appending import _numbered, _placed
 from offload_spark.source import OffloadDataSource
 from pyspark.sql.types import StructType
 from servers import Place
@@ -236,6 +237,18 @@ def test_rows_without_offsets_get_the_next_offsets(spark: SparkSession, tmp_path
     assert append(unnumbered(spark, 103, 250, tasks=4), url, "orders") == range(103, 250)
     assert append(unnumbered(spark, 100, 103), url, "orders", write_id="x") == range(100, 103)
     check(spark, url, 250)
+
+
+def test_the_plan_of_an_append_does_not_grow_with_its_partitions(spark: SparkSession) -> None:
+    """The first offsets of all partitions are one literal."""
+    placed = _placed(unnumbered(spark, 0, 40, tasks=8))
+    try:
+        numbered, count = _numbered(placed, 5)
+
+        assert count == 40
+        assert "array(" not in numbered._jdf.queryExecution().analyzed().toString()
+    finally:
+        placed.unpersist()
 
 
 @campaign("batches of any query; make test has the batches of a query that writes")

@@ -10,7 +10,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,8 @@ def export(
     """Write the streams of the tier at `url` into `target`. Return the rows and batches that this run added.
 
     `options` are those of the source: streams, `decode`, storage options, limits of a batch. Calls `progress`
-    about once a second. Raises the errors of the query. A repeated run continues.
+    about once a second. Raises the errors of the query. A repeated run continues. The counts are complete
+    unless Spark ends more than 100 batches in a second.
     """
     from pyspark.sql.functions import to_date
 
@@ -58,14 +59,24 @@ def export(
         .trigger(availableNow=True)
         .start()
     )
+    tally = BatchTally()
     try:
         while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # seconds, also parts of one
-            progress(_so_far(query))
+            progress(tally.exported(query.recentProgress))
     finally:
         query.stop()
-    return _so_far(query)
+    return tally.exported(query.recentProgress)
 
 
-def _so_far(query: Any) -> Exported:
-    done = [each for each in query.recentProgress if each["numInputRows"]]
-    return Exported(rows=sum(each["numInputRows"] for each in done), batches=len(done))
+class BatchTally:
+    """The rows of each batch that Spark reported. Spark forgets all but the newest 100 reports."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+
+    def exported(self, reports: Iterable[Any]) -> Exported:
+        """Add these reports, of which some may be known. Return the sums over batches that have rows."""
+        for each in reports:
+            if each["numInputRows"]:
+                self._rows[each["batchId"]] = each["numInputRows"]
+        return Exported(rows=sum(self._rows.values()), batches=len(self._rows))
