@@ -11,9 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import Distribution, EntryPoint, PackageMetadata, entry_points
 from typing import Final
 
@@ -78,9 +80,9 @@ class Plugins:
         manager = _manager()
         plugins: list[Plugin] = []
         declared: list[PluginDeclaration] = []
-        points = entry_points(group=PROJECT) if found is None else found
+        points = _installed(_path_now()) if found is None else _named(found)
         # Sorted, because entry points come in the order of folders on `sys.path`.
-        for named, point in sorted(_named(points), key=lambda pair: (pair[0].name, pair[0].distribution)):
+        for named, point in sorted(points, key=lambda pair: (pair[0].name, pair[0].distribution)):
             plugin, declarations = _load(manager, named, point)
             plugins.append(plugin)
             declared += declarations
@@ -155,6 +157,28 @@ def conflict_text(claim: str, rivals: Sequence[PluginDeclaration]) -> str:
     """Return one line that names every plugin that makes this claim."""
     origins = " and ".join(f"{rival.plugin.origin} (plugin {rival.plugin.name!r})" for rival in rivals)
     return f"{claim} is declared by {origins}; uninstall all but one"
+
+
+def _path_now() -> tuple[tuple[str, int], ...]:
+    """Return each folder of `sys.path`, with the time of its last change."""
+    times = list[tuple[str, int]]()
+    for folder in sys.path:
+        try:
+            place = folder or os.getcwd()  # an empty name is the current folder
+            times.append((place, os.stat(place).st_mtime_ns))
+        except OSError:
+            times.append((folder, 0))
+    return tuple(times)
+
+
+@lru_cache(maxsize=1)
+def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[tuple[Plugin, EntryPoint], ...]:
+    """Return the entry points of this environment.
+
+    A scan opens a file of every installed distribution, so a process that opens many tiers scans once. An
+    installation adds or removes a folder on `sys.path`, whose time then changes.
+    """
+    return tuple(_named(entry_points(group=PROJECT)))
 
 
 def _named(points: Iterable[EntryPoint]) -> Iterator[tuple[Plugin, EntryPoint]]:

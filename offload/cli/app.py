@@ -34,10 +34,11 @@ BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
 """The variable that the library in NumPy's wheels reads when it is loaded."""
 
 
-def build(found: Plugins, named: str | None) -> typer.Typer:
+def build(found: Plugins, named: str | None, *, alone: bool = False) -> typer.Typer:
     """Return the application with the built-in commands and every command that a plugin adds.
 
-    Imports only the command that is `named`, and may fail doing so. The others are only listed.
+    Imports only the command that is `named`, and may fail doing so. The others are only listed, or with
+    `alone` left out if that one exists.
     """
     app = typer.Typer(
         name="offload",
@@ -62,7 +63,9 @@ def build(found: Plugins, named: str | None) -> typer.Typer:
         context.obj = CommandContext(plugins=found, debug=debug)
         _log(found, debug=debug)
 
-    for declaration in (*BUILT_IN.values(), *_plugin_commands(found)):
+    declared = [*BUILT_IN.values(), *_plugin_commands(found)]
+    only = [each for each in declared if alone and each.name == named]
+    for declaration in only or declared:
         _add(app, declaration, named)
     return app
 
@@ -108,8 +111,10 @@ def run(arguments: list[str]) -> int:
     words = arguments or _words_to_complete()
     options = [*takewhile(lambda word: word.startswith("-"), words)]  # none of them takes a value
     named = next(iter(words[len(options) :]), None)
+    # The library reads the signatures of all commands. Only help, completion and an error list the others.
+    alone = bool(arguments) and {*options} <= {"--debug"}
     try:
-        command = typer.main.get_command(build(Plugins.find(), named))
+        command = typer.main.get_command(build(Plugins.find(), named, alone=alone))
         take_values_as_they_are(command)
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
         if code == _CTRL_C:

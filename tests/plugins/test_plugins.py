@@ -101,6 +101,31 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             del sys.modules[name]
 
 
+# The installed distributions
+
+
+def test_a_distribution_that_is_installed_while_the_process_runs_is_found(world: World) -> None:
+    world.install_backend("a-first", name="first", scheme="first")
+    assert "a-second" not in {plugin.name for plugin in Plugins.find().plugins}
+
+    world.install_backend("a-second", name="second", scheme="second")
+
+    assert {"a-first", "a-second"} <= {plugin.name for plugin in Plugins.find().plugins}
+
+
+def test_a_process_that_finds_plugins_again_and_again_scans_the_distributions_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `Session` finds the plugins. A scan opens a file of every distribution."""
+    scans = []
+    monkeypatch.setattr("offload.plugins.entry_points", lambda **group: scans.append(group) or [])
+
+    for _ in range(3):
+        Plugins.find()
+
+    assert scans == [{"group": "offload"}]
+
+
 # A plugin that fails harms no other
 
 
