@@ -11,18 +11,24 @@ were not wanted, or that are no messages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from offload.contracts.catalogue import StreamView
 from offload.errors import AnchorLost, Corrupt, OffloadError, RootsLost
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entry, entries_of_rows
 from offload.model.part import StreamPart
-from offload.streams.windows import EntriesAhead, Keep
+
+WantedRows: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
+"""True for each row of a table that is wanted."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -95,7 +101,7 @@ async def damaged_range(
     *,
     at: int,
     until: int,
-    keep: Keep | None,
+    keep: WantedRows | None,
 ) -> DamagedRange:
     """Return the first range in [at, until) that cannot be read, as `damage` says of it.
 
@@ -104,25 +110,34 @@ async def damaged_range(
     """
     if isinstance(damage, RootsLost | AnchorLost):
         raise damage
-    entries = EntriesAhead(view, at, until)
     try:
-        while (entry := await entries.next()) is not None:
-            first = max(at, entry.first_offset)
-            end = min(entry.next_offset, until)
-            try:
-                async with await view.open(entry) as handle:
-                    rows = await handle.table()
-            except Corrupt:
-                return DamagedRange(of=of, first_offset=first, next_offset=end, damage=damage)
-            if keep is None:
-                continue
-            ends = rows["offset"] + rows["records"]
-            wanted = rows[keep(rows) & (ends > np.uint64(first)) & (rows["offset"] < np.uint64(until))]
-            if len(wanted):
-                begin, stop = int(wanted["offset"][0]), int(wanted["offset"][0] + wanted["records"][0])
-                return DamagedRange(of=of, first_offset=max(begin, at), next_offset=stop, damage=damage)
+        async with aclosing(view.walk(at)) as runs:
+            async for run in runs:
+                for entry in entries_of_rows(run):
+                    if (found := await _damaged_in(view, entry, at=at, until=until, keep=keep)) is not None:
+                        first, stop = found
+                        return DamagedRange(of=of, first_offset=first, next_offset=stop, damage=damage)
     except OffloadError as error:
         raise damage from error
-    finally:
-        await entries.aclose()
     raise damage
+
+
+async def _damaged_in(
+    view: StreamView, entry: Entry, *, at: int, until: int, keep: WantedRows | None
+) -> tuple[int, int] | None:
+    """Return the first range of a fragment in [at, until) that cannot be read, if there is one."""
+    first, end = max(at, entry.first_offset), min(entry.next_offset, until)
+    if first >= end:
+        return None
+    try:
+        async with await view.open(entry) as handle:
+            rows = await handle.table()
+    except Corrupt:
+        return first, end
+    if keep is None:
+        return None
+    ends = rows["offset"] + rows["records"]
+    wanted = rows[keep(rows) & (ends > np.uint64(first)) & (rows["offset"] < np.uint64(end))]
+    if not len(wanted):
+        return None
+    return max(int(wanted["offset"][0]), at), int(wanted["offset"][0] + wanted["records"][0])
