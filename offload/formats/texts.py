@@ -27,6 +27,12 @@ _FIRST_MS: Final = -62_135_596_800_000
 _END_MS: Final = 253_402_300_800_000
 """The first millisecond of year 1 and of year 10000."""
 
+_DAYS_MAX: Final = 1000
+_TIMESTAMP: Final = np.dtype([("date", "V11"), ("minute", "V6"), ("second", "V3"), ("ms", "V4")])
+_MINUTES: Final = np.array([b"%02d:%02d:" % divmod(minute, 60) for minute in range(1440)]).view("V6")
+_SECONDS: Final = np.array([b"%02d." % second for second in range(60)]).view("V3")
+_MS: Final = np.array([b"%03dZ" % ms for ms in range(1000)]).view("V4")
+
 _HEX: Final = np.array([b"%02x" % number for number in range(256)]).view(np.uint8).reshape(-1, 2)
 _UUID_PARTS: Final = ((0, 0, 4), (9, 4, 6), (14, 6, 8), (19, 8, 10), (24, 10, 16))
 """Position in the text, and the bytes whose digits are there."""
@@ -51,7 +57,8 @@ def integer_texts(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Val
     texts = np.empty((len(values), width), np.uint8)
     for group in range(groups, 0, -1):
         if group > 1:
-            magnitude, rest = np.divmod(magnitude, np.uint64(_GROUP))
+            above = magnitude // np.uint64(_GROUP)
+            magnitude, rest = above, magnitude - above * np.uint64(_GROUP)
         else:
             rest = magnitude
         texts[:, 4 * group - 3 : 4 * group + 1] = _DIGITS[rest.astype(np.intp)]
@@ -68,33 +75,46 @@ def timestamp_texts(values_ms: Integers) -> ValuePool:
         return ValuePool(np.zeros(0, np.uint8), _NO_ROWS, _NO_ROWS)
     # Timestamps of messages repeat: equal ones in a row share a text.
     begins = np.flatnonzero(np.concatenate([[True], values_ms[1:] != values_ms[:-1]]))
-    runs = np.diff(np.append(begins, len(values_ms)))
     distinct = values_ms[begins]
+    runs = np.diff(np.append(begins, len(values_ms)))
     if int(distinct.min()) < _FIRST_MS or int(distinct.max()) >= _END_MS:
         pool = ValuePool.of(ByteColumn.of([iso_of(value).encode() for value in distinct.tolist()]))
     else:
         texts = _dates(distinct)
-        pool = ValuePool(texts.ravel(), np.arange(len(distinct)) * 24, np.full(len(distinct), 24))
+        size = _TIMESTAMP.itemsize
+        pool = ValuePool(texts.view(np.uint8), np.arange(len(distinct)) * size, np.full(len(distinct), size))
     return ValuePool(pool.data, np.repeat(pool.starts, runs), np.repeat(pool.sizes, runs))
 
 
-def _dates(values_ms: Integers) -> npt.NDArray[np.uint8]:
-    days, of_day = np.divmod(values_ms, _DAY_MS)
+def _dates(values_ms: Integers) -> npt.NDArray[np.void]:
+    """Return the texts of timestamps in the years 1 to 9999."""
+    days = values_ms // _DAY_MS
+    of_day = values_ms - days * _DAY_MS
+    seconds = of_day // 1000
+    minutes = seconds // 60
+    texts = np.empty(len(values_ms), _TIMESTAMP)
+    first, last = int(days.min()), int(days.max())
+    if last - first < len(days) + _DAYS_MAX:  # mostly there are few days, and each is formatted once
+        texts["date"] = _days(np.arange(first, last + 1))[days - first]
+    else:
+        texts["date"] = _days(days)
+    texts["minute"] = _MINUTES[minutes]
+    texts["second"] = _SECONDS[seconds - minutes * 60]
+    texts["ms"] = _MS[of_day - seconds * 1000]
+    return texts
+
+
+def _days(days: Integers) -> npt.NDArray[np.void]:
     dates = days.astype("M8[D]")
     months = dates.astype("M8[M]")
     month = months.astype(np.int64) + 1970 * 12
-    seconds, ms = np.divmod(of_day, 1000)
-    minutes, seconds = np.divmod(seconds, 60)
-    hours, minutes = np.divmod(minutes, 60)
-    texts = np.empty((len(values_ms), 24), np.uint8)
-    texts[:] = np.frombuffer(b"0000-00-00T00:00:00.000Z", np.uint8)
+    texts = np.empty((len(days), 11), np.uint8)
+    texts[:] = np.frombuffer(b"0000-00-00T", np.uint8)
     texts[:, 0:4] = _DIGITS[month // 12]
     texts[:, 5:7] = _DIGITS[month % 12 + 1, 2:]
     texts[:, 8:10] = _DIGITS[(dates - months.astype("M8[D]")).astype(np.int64) + 1, 2:]
-    for place, number in ((11, hours), (14, minutes), (17, seconds)):
-        texts[:, place : place + 2] = _DIGITS[number, 2:]
-    texts[:, 20:23] = _DIGITS[ms, 1:]
-    return texts
+    found: npt.NDArray[np.void] = texts.view("V11")[:, 0]
+    return found
 
 
 def uuid_texts(values: npt.NDArray[np.uint8]) -> ValuePool:

@@ -42,7 +42,7 @@ SECTION_COLUMNS: Final = {
     "properties": PROPERTIES, "application_properties": APPLICATION, "annotations": ANNOTATIONS,
 }  # fmt: skip
 
-BLOCK_ROWS: Final = 4096
+BLOCK_ROWS: Final = 16_384
 """Records that are parsed side by side. More of them, with their columns, would not stay in the cache."""
 
 TEMPLATES_MAX: Final = 16
@@ -387,9 +387,9 @@ class _Block:
                 if template.key is None or not len(rows):
                     continue
                 piece = match.piece(template.key)
-                groups.append(
-                    (rows, piece.of_rows(np.flatnonzero(chosen)) if isinstance(piece, ValuePool) else piece)
-                )
+                if isinstance(piece, ValuePool) and len(rows) < len(chosen):
+                    piece = piece.of_rows(np.flatnonzero(chosen))
+                groups.append((None if len(rows) == self._count else rows, piece))
                 valid[rows] = True
             rows, singles = self._singles(found)
             kept = [
@@ -414,6 +414,8 @@ class _Block:
         counts = np.zeros(self._count, np.int64)
         counts[self._slow] = [len(headers) for _, headers in self._slow_rest]
         matches = [*self._matches(found)] if found is not None else []
+        if len(matches) == 1 and len(matches[0].rows) == self._count:
+            return _headers_alike(matches[0])
         rows, singles = self._singles(found) if found is not None else (self._slow[:0], [])
         for match in matches:
             counts[match.rows] = len(match.template.headers)
@@ -439,3 +441,21 @@ class _Block:
             names.add(at, [ValuePool.of(ByteColumn.of([name.encode() for name, _ in pairs]))])
             values.add(at, [ValuePool.of(ByteColumn.of([value for _, value in pairs]))])
         return HeaderColumn(offsets, names.column(), values.column())
+
+
+def _headers_alike(match: SectionMatch) -> HeaderColumn:
+    """Return the headers of rows that all fit one template."""
+    rows, headers = len(match.rows), match.template.headers
+    pieces = [match.piece(slot) for _, slot in headers]
+    sizes = np.empty((rows, len(headers)), np.int64)
+    for number, piece in enumerate(pieces):
+        sizes[:, number] = len(piece) if isinstance(piece, bytes) else piece.sizes
+    values = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes.ravel(), out=values[1:])
+    names = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(np.tile([len(name) for name, _ in headers], rows), out=names[1:])
+    return HeaderColumn(
+        np.arange(rows + 1) * len(headers),
+        ByteColumn(names, column_of([name for name, _ in headers], rows).data),
+        ByteColumn(values, column_of(pieces, rows).data),
+    )

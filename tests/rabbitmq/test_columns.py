@@ -11,6 +11,7 @@ from uuid import UUID
 import osiris_data
 import pytest
 from amqp_messages import DATA, PROPERTIES, SEQUENCE, VALUE, VALUES, compound, encoded, records, sized
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_rabbitmq import _amqp_columns, decoder
@@ -24,6 +25,7 @@ NAMES = ("body", "key", "headers", "value", "properties", "application_propertie
 HEADER, DELIVERY, ANNOTATIONS = b"\0\x53\x70", b"\0\x53\x71", b"\0\x53\x72"
 APPLICATION, FOOTER = b"\0\x53\x74", b"\0\x53\x78"
 
+ROUTING_KEY = sized(0xA3, b"x-routing-key")
 LEARNED_FROM = _amqp_columns.LEARN_MIN + 8
 """Enough messages of one kind for templates."""
 
@@ -43,7 +45,7 @@ def assert_equal(messages: Sequence[bytes]) -> None:
 
 def message(number: int, *, key: bytes = b"orders", text: Any = "v", body: bytes = b'{"a":1}') -> bytes:
     """Return a message as the broker stores one of an AMQP 0.9.1 client."""
-    annotations = [sized(0xA3, b"x-routing-key"), sized(0xA1, key), sized(0xA3, b"x-exchange"), encoded("")]
+    annotations = [ROUTING_KEY, sized(0xA1, key), sized(0xA3, b"x-exchange"), encoded("")]
     properties = [encoded(f"m{number}"), *[b"\x40"] * 5, encoded(Symbol("text/json")), b"\x40", b"\x40"]
     properties.append(encoded(Timestamp(1_700_000_000_000 + 1000 * number)))
     application = [encoded("n"), b"\x71" + struct.pack(">i", number), encoded("s"), encoded(text)]
@@ -107,6 +109,15 @@ def test_a_section_that_was_seen_before_is_not_decoded_again(monkeypatch: pytest
     assert before == len(calls) == 7  # the annotations are the same in all three
 
 
+def grown(message: bytes, section: bytes, extra: bytes) -> bytes:
+    """Return a message with bytes behind the last value of a section, and within its size."""
+    at, end = message.index(section), message.index(DATA)
+    if section != APPLICATION:
+        end = message.index(APPLICATION)
+    size = bytes((message[at + 4] + len(extra),))
+    return message[: at + 4] + size + message[at + 5 : end] + extra + message[end:]
+
+
 # A section that differs from all others in one place: most templates do not fit it.
 ODD = [
     message(1, text='"'),
@@ -126,6 +137,8 @@ ODD = [
     message(1).replace(b"text/json", b"text/j\"\xa9n"),
     message(1).replace(b"\x83\0\0", b"\x83\x7f\0"),
     message(1).replace(b"\x83\0\0", b"\x83\xff\0"),
+    grown(message(1), APPLICATION, b"\x40"),
+    grown(message(1), PROPERTIES, b"\x40\x40\x40"),
     message(1)[:-1],
     message(1) + b"\0",
     message(1) + DATA + sized(0xA0, b"more"),
@@ -157,6 +170,18 @@ def test_one_odd_record_among_typical_ones_is_decoded_as_alone(odd: bytes) -> No
     assert_equal([odd, *MESSAGES[:20], odd, *MESSAGES[20:], odd])
 
 
+@pytest.mark.parametrize("damaged", [ROUTING_KEY, b"m9", b"\xa1\1s"])
+def test_damage_of_one_section_empties_all_of_them(damaged: bytes) -> None:
+    """The other sections of the record fit the templates, like those of every record."""
+    hurt = [*MESSAGES]
+    hurt[9] = hurt[9].replace(damaged, b"\xff" * len(damaged))
+
+    assert_equal(hurt)
+    found = AmqpDecoder().columns(RecordBytes.of(hurt), NAMES)
+    assert found["headers"].to_list()[9] == []
+    assert found["annotations"].to_list()[9] == b"{}"
+
+
 @pytest.mark.parametrize("odd", ODD)
 def test_many_records_of_one_odd_kind_are_decoded_alike(odd: bytes) -> None:
     assert_equal([odd] * LEARNED_FROM)
@@ -170,6 +195,15 @@ def test_damage_at_any_byte_is_decoded_as_the_message_alone(position: int) -> No
         for bit in (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)
     ]
     assert_equal([*MESSAGES, *damaged, typical[:position]])
+
+
+def test_a_short_section_that_ends_like_long_ones_is_not_taken_for_one() -> None:
+    """Behind its first bytes, it has what the others have behind their size."""
+    content = struct.pack(">I", 2) + encoded("a") + encoded("text")
+    long = APPLICATION + b"\xd1" + struct.pack(">I", len(content)) + content
+    short = APPLICATION + b"\xc1" + bytes((3 + len(content), 2, 0xA1, 5)) + content
+
+    assert_equal([long] * LEARNED_FROM + [short])
 
 
 FIELDS = (
@@ -236,7 +270,7 @@ def programs(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=400 if CAMPAIGN else 25)
 @given(programs(), st.integers(0, LEARNED_FROM - 1), st.integers(0, 400), st.integers(0, 255))
 def test_whatever_a_program_writes_is_decoded_alike(
     messages: list[bytes], damaged: int, at: int, byte: int
