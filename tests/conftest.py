@@ -1,7 +1,7 @@
 """Fixtures and order of all tests: each server starts once, and examples of Hypothesis have no deadline.
 
 The processes of pytest-xdist share all tests, but a group stays in one process: Spark's tests share one JVM,
-and the tests of a server share one process of it.
+and the tests of a server share one process of it. Neighbours in a file share the fixtures of their module.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from random import SystemRandom
 from typing import Any, Final
 
 import pytest
+from bytecode import write_bytecode
 from campaign import CAMPAIGN, LeftOut
 from hypothesis import HealthCheck, settings
 from servers import SERVERS, Running
+from servers.metadata import BY_NAME
 from servers.session import Session
 from servers.table import ClosingTable
 
@@ -30,6 +34,28 @@ ONE_PROCESS: Final = (
 )
 """Tests that share something slow to make: a JVM, an installation, a whole run. The longest is first."""
 
+WITHOUT_JVM: Final = (
+    "tests/spark/test_copy_progress.py",
+    "tests/spark/test_filters.py",
+    "tests/spark/test_framing.py",
+    "tests/spark/test_java.py",
+    "tests/spark/test_jobs.py::test_a_command_starts_spark_in_a_process_of_its_own",
+    "tests/spark/test_options.py",
+    "tests/spark/test_reading.py",
+    "tests/spark/test_tailing.py",
+    "tests/spark/test_transfer.py",
+    "tests/spark/test_writing.py",
+)
+"""Tests beside those of Spark that any process may run, because they do not use the JVM of the others."""
+
+ONE_SERVER: Final = (*(each.name for each in SERVERS), *BY_NAME)
+"""Servers of object stores and metadata services. A test has the name of its server in its parameters."""
+
+NEIGHBOURS: Final = 24
+"""The number of tests of one file that go to a process together. With single tests, each process would make
+the fixtures of each module; with whole files, the last of them would keep the others waiting.
+"""
+
 FRESH_SEED = "OFFLOAD_FRESH_SEED"
 """Names the first fresh seed of the simulation. A run draws one, unless this is set to repeat another run."""
 
@@ -38,7 +64,7 @@ FRESH_SEED = "OFFLOAD_FRESH_SEED"
 settings.register_profile(
     "any machine",
     deadline=None,
-    max_examples=100 if CAMPAIGN else 30,
+    max_examples=100 if CAMPAIGN else 15,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any machine")
@@ -54,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(FRESH_SEED, str(SystemRandom().randrange(10**6, 10**9)))
     config.pluginmanager.register(ClosingTable(), "servers-closing-table")
     config.pluginmanager.register(LeftOut(), "left-out")
+    if config.getoption("numprocesses", None):  # not set in the processes themselves
+        write_bytecode(config)
 
 
 def pytest_report_header() -> str:
@@ -64,10 +92,10 @@ def pytest_report_header() -> str:
 def group_of(nodeid: str) -> str | None:
     """Return the group of a test that only one process may run, None if any process may."""
     for prefix in ONE_PROCESS:
-        if nodeid.startswith(prefix):
+        if nodeid.startswith(prefix) and not nodeid.startswith(WITHOUT_JVM):
             return prefix
     parameters = nodeid.partition("[")[2]
-    return next((each.name for each in SERVERS if each.name in parameters), None)
+    return next((name for name in ONE_SERVER if name in parameters), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,15 +106,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each group to one process, and any other test to the first process that is free.
+    """Give each group to one process, and other neighbours in a file to the first process that is free.
 
     `--dist loadgroup` of pytest-xdist 3.8 has no effect on pytest 9.2, which ignores that it renames tests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
+        @cached_property
+        def _scopes(self) -> dict[str, str]:
+            scopes, tests = dict[str, str](), Counter[str]()
+            for nodeid in self.collection:
+                file = nodeid.partition("::")[0]
+                scopes[nodeid] = group_of(nodeid) or f"{file} {tests[file] // NEIGHBOURS}"
+                tests[file] += 1
+            return scopes
+
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid) or nodeid
+            return self._scopes[nodeid]
 
     return Groups(config, log)
 

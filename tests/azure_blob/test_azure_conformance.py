@@ -33,13 +33,19 @@ SLOW = leaving(
     "test_uploads_may_have_many_parts",
 )
 
+RACES = leaving(
+    "creates between processes on Azurite; make test has them between threads, and between processes on GCS",
+    "test_create_is_atomic_between_processes",
+)
+
 
 @CASES
 @SERVERS
 @SLOW
+@RACES
 class TestAzureStore(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
-    model_examples = 30 if CAMPAIGN else 8  # likewise; in memory and in folders all are drawn
+    model_examples = 30 if CAMPAIGN else 4  # likewise; in memory and in folders all are drawn
 
     @pytest.mark.parametrize("key", ["a\\b", "\\", "a.", "a./b", "a/b..."])
     def test_keys_that_the_service_takes_for_others_are_refused(

@@ -192,7 +192,7 @@ class TestDelete:
         """A kill at each call to the file system, and then the same command again."""
         calls = calls_of(finish(start_dying(0, "delete", tier, "orders", "--yes", "--dry-run")))
         left = set[int]()
-        for number in range(calls, calls + 400, 12 if CAMPAIGN else 36):
+        for number in range(calls, calls + 400, 12 if CAMPAIGN else 90):
             killed = finish(start_dying(number, "delete", tier, "orders", "--yes"))
             read_now = offload("read", tier, "orders")
             parts = sorted({row.get("part", 1) for row in read_now.objects})

@@ -96,7 +96,7 @@ reading = st.tuples(
 ).map(lambda drawn: spans(drawn[0], *drawn[1]))
 
 
-@settings(max_examples=300 if CAMPAIGN else 60)
+@settings(max_examples=300 if CAMPAIGN else 20)
 @given(
     st.lists(reading, min_size=1, max_size=3),
     st.lists(st.sampled_from(["work", "work", "slow", "fail"]), max_size=20),

@@ -270,14 +270,14 @@ def test_a_bug_is_caught_by_its_clause(bug: Bug, tmp_path: Path) -> None:
 BREACHES = (AssertionError, pytest.fail.Exception, OffloadError, RuntimeError, OSError, MemoryError)
 
 
-@few("sound stores, clause by clause, where bugs are caught; the suites of tests/store have all", 4)
+@few("sound stores, clause by clause, where bugs are caught; the suites of tests/store have all", 12)
 @pytest.mark.parametrize("clause", clauses_in(StoreConformance))
 def test_a_sound_store_is_not_caught(clause: str, tmp_path: Path) -> None:
     sound = PosixStore if clause == BETWEEN_PROCESSES else MemoryStore
     assert verdict(store_suite(sound, clause, tmp_path), clause) is None
 
 
-@few("sound offloaders, clause by clause, where bugs are caught; the suite in memory has all", 4)
+@few("sound offloaders, clause by clause, where bugs are caught; the suite in memory has all", 12)
 @pytest.mark.parametrize("clause", clauses_in(OffloaderConformance))
 def test_a_sound_offloader_is_not_caught(clause: str) -> None:
     assert verdict(lambda: OffloaderSuite(ObjectStoreOffloader), clause) is None

@@ -113,7 +113,7 @@ class EntryLedgerMachine(RuleBasedStateMachine):
 
 
 EntryLedgerMachine.TestCase.settings = settings(
-    max_examples=40 if CAMPAIGN else 12, stateful_step_count=20, deadline=None
+    max_examples=40 if CAMPAIGN else 5, stateful_step_count=20, deadline=None
 )
 test_offsets_do_not_move_while_ledgers_grow_and_go = EntryLedgerMachine.TestCase
 

@@ -34,9 +34,9 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.store import ObjectStore
 from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
 
-ROUNDS = 1000 if CAMPAIGN else 12
-TLS_ROUNDS = 500 if CAMPAIGN else 12
-ROUNDS_PER_STREAM = 20 if CAMPAIGN else 12
+ROUNDS = 1000 if CAMPAIGN else 6
+TLS_ROUNDS = 500 if CAMPAIGN else 4
+ROUNDS_PER_STREAM = 20 if CAMPAIGN else 6
 MORE_MAX = 10
 """The limit on extra rounds, as a multiple of the planned ones, if too little happened by chance."""
 

@@ -447,7 +447,7 @@ def test_a_crash_at_any_request_of_the_beginning_loses_nothing() -> None:
         return crashed
 
     for heir in (0, 1):
-        for nth in count(1, 1 if CAMPAIGN else 3):
+        for nth in count(1, 1 if CAMPAIGN else 7):
             if not asyncio.run(scenario(World(), nth, heir)):
                 break
         assert nth > 20, "the test has tried the requests of every step"
@@ -646,7 +646,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=1000 if CAMPAIGN else 15, deadline=None)
+@settings(max_examples=1000 if CAMPAIGN else 6, deadline=None)
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_nothing_of_a_source_is_left_out_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
     """Three replicas of a stream, of which any may lead, lag, delete old data, or be followed."""

@@ -209,7 +209,7 @@ def test_a_scan_names_the_first_broken_header_even_if_its_size_is_wrong() -> Non
     ),
     reserved=st.sampled_from([bytes(3), b"\0\0\1", b"\1\0\0"]),
 )
-@settings(max_examples=300 if CAMPAIGN else 100)
+@settings(max_examples=300 if CAMPAIGN else 30)
 def test_columns_refuse_exactly_the_headers_that_decoding_refuses(
     field: str, number: int, reserved: bytes
 ) -> None:
@@ -314,7 +314,7 @@ def test_no_single_flipped_bit_goes_unnoticed_on_the_way_out() -> None:
 
 
 @given(data=st.data(), stream=st.sampled_from(osiris_data.STREAMS))
-@settings(max_examples=60 if CAMPAIGN else 20, deadline=None)
+@settings(max_examples=60 if CAMPAIGN else 8, deadline=None)
 def test_the_first_of_several_damaged_chunks_is_named(data: st.DataObject, stream: str) -> None:
     window, rows = run_of(stream)
     checksums = check_chunks(window, rows, window_position=1000, where=stream)

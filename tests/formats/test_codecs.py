@@ -37,7 +37,7 @@ def peak_of_refusing(payload: bytes, codec: Codec, size_bytes: int) -> int:
 
 
 @given(st.binary(max_size=300_000) | st.integers(0, 3_000_000).map(bytes), CODECS)
-@settings(max_examples=60 if CAMPAIGN else 20, deadline=None)
+@settings(max_examples=60 if CAMPAIGN else 8, deadline=None)
 def test_decompressing_undoes_compressing(data: bytes, codec: Codec) -> None:
     assert undone(compress(data, codec), codec, len(data)) == data
 

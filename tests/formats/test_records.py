@@ -88,7 +88,7 @@ def test_both_walks_find_the_same_entries(walk: object, bodies: list[list[bytes]
 
 
 @WALKS
-@settings(max_examples=300 if CAMPAIGN else 10)
+@settings(max_examples=300 if CAMPAIGN else 5)
 @given(st.data())
 def test_data_without_entries_is_an_error_and_never_a_value(walk: object, draw: st.DataObject) -> None:
     """A chunk with arbitrary data and a valid checksum is between two sound chunks."""

@@ -27,7 +27,7 @@ FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitat
 @SERVERS
 class TestGcsStore(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
-    model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
+    model_examples = 30 if CAMPAIGN else 4  # likewise; in memory and in folders all are drawn
 
 
 @few("cases of the offloader's clauses on GCS: each clause keeps one of three, and memory has all", 3)
@@ -38,7 +38,7 @@ class TestGcsOffloader(OnServer, OffloaderConformance):
 
 @SERVERS
 class TestGcsProtocol(OnServer, ProtocolConformance):
-    walk_examples = 4 if CAMPAIGN else 2  # likewise; in memory and in folders all are drawn
+    walk_examples = 4 if CAMPAIGN else 1  # likewise; in memory and in folders all are drawn
 
 
 @FSSPEC

@@ -663,4 +663,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = Walk.TestCase
-TestWalk.settings = settings(max_examples=40 if CAMPAIGN else 15, stateful_step_count=30)
+TestWalk.settings = settings(max_examples=40 if CAMPAIGN else 6, stateful_step_count=30)

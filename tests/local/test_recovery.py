@@ -257,7 +257,7 @@ def test_the_search_is_repeated_if_retention_removes_the_newest_pair(
     assert (recovered.first_offset, recovered.next_offset) == (30, 45)
 
 
-@settings(max_examples=60 if CAMPAIGN else 20, deadline=None)
+@settings(max_examples=60 if CAMPAIGN else 8, deadline=None)
 @given(data=st.data())
 def test_any_truncation_of_the_newest_pair_leaves_a_prefix(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -279,7 +279,7 @@ def test_any_truncation_of_the_newest_pair_leaves_a_prefix(
         assert (whole.newest.rows[: len(recovered.newest.rows)] == recovered.newest.rows).all()
 
 
-@settings(max_examples=150 if CAMPAIGN else 40, deadline=None)
+@settings(max_examples=150 if CAMPAIGN else 15, deadline=None)
 @given(data=st.data())
 def test_any_bytes_in_the_newest_pair_end_in_a_stream_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -246,7 +246,7 @@ def test_a_pair_that_retention_removed_may_be_tried_again(sealed: SealedPair, ki
         sealed_table(sealed, stream="orders")
 
 
-@settings(max_examples=150 if CAMPAIGN else 50, deadline=None)
+@settings(max_examples=150 if CAMPAIGN else 20, deadline=None)
 @given(
     flips=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 255)), max_size=3),
     index_cut=st.none() | st.integers(0, 8 + 4 * 29),

@@ -134,7 +134,7 @@ def test_the_scenario_has_all_kinds_of_requests_and_calls() -> None:
     assert run.world.disk.ledgers == []
 
 
-@few("points at which an owner ends; make test has four of ten", 3)
+@few("points at which an owner ends; make test has two of ten", 5)
 @pytest.mark.parametrize("part", range(10))
 def test_a_process_that_ends_at_any_point_loses_no_acknowledged_record(part: int) -> None:
     for point in range(1 + part, POINTS + 1, 10):

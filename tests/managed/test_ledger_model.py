@@ -271,4 +271,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=1000 if CAMPAIGN else 15, stateful_step_count=40)
+TestLedger.settings = settings(max_examples=1000 if CAMPAIGN else 6, stateful_step_count=40)

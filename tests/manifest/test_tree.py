@@ -272,7 +272,7 @@ steps = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 30)
+@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 10)
 @given(factors, first_offsets, st.lists(steps, min_size=1, max_size=12), st.data())
 def test_the_tree_answers_as_the_list_does(
     factor: int, first_offset: int, todo: list[tuple[str, int]], data: st.DataObject

@@ -231,7 +231,7 @@ def test_a_bad_request_gets_an_error_and_harms_nobody(tmp_path: Path, sent: byte
 
 
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
-@settings(max_examples=100 if CAMPAIGN else 30)
+@settings(max_examples=100 if CAMPAIGN else 15)
 def test_any_bytes_are_a_request_or_misuse_or_unfinished(data: bytes) -> None:
     async def scenario() -> None:
         reader = asyncio.StreamReader(limit=1000)

@@ -317,7 +317,7 @@ def test_elements_without_bytes_do_not_multiply() -> None:
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda raw: VALUE + raw))
-@settings(max_examples=400 if CAMPAIGN else 100)
+@settings(max_examples=400 if CAMPAIGN else 40)
 def test_arbitrary_bytes_are_a_message_or_corrupt_and_nothing_else(record: bytes) -> None:
     try:
         decoded = decode(record)

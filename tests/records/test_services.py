@@ -61,7 +61,7 @@ class OnServer:
 )
 class TestRecords(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
-    model_examples = 30 if CAMPAIGN else 5  # likewise; in memory all are drawn
+    model_examples = 30 if CAMPAIGN else 3  # likewise; in memory all are drawn
 
 
 @campaign(

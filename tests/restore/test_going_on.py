@@ -153,7 +153,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=500 if CAMPAIGN else 10, deadline=None)
+@settings(max_examples=500 if CAMPAIGN else 5, deadline=None)
 @given(
     st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=7).filter(
         lambda kinds: {*kinds} != {"tracking"}

@@ -47,7 +47,7 @@ FOREIGN = b"of another publisher"
 
 
 def test_a_killed_restore_continues_and_publishes_every_message_once() -> None:
-    @settings(max_examples=60 if CAMPAIGN else 20)
+    @settings(max_examples=60 if CAMPAIGN else 8)
     @given(KINDS, st.lists(st.integers(0, 12), max_size=4), st.data())
     def prove(kinds: list[str], kills: list[int], data: st.DataObject) -> None:
         chunks, messages = odd_chunks(kinds)
@@ -99,7 +99,7 @@ def test_a_restore_whose_leader_moves_ends_and_the_next_one_completes_it(after: 
 def test_a_restore_changes_nothing_in_a_stream_that_is_not_the_beginning_of_the_archive() -> None:
     """Another publisher wrote before, between or behind the restored messages, or retention deleted some."""
 
-    @settings(max_examples=40 if CAMPAIGN else 15)
+    @settings(max_examples=40 if CAMPAIGN else 6)
     @given(st.integers(0, 20), st.integers(0, 20), st.sampled_from(["wrote", "deleted"]))
     def prove(restored: int, place: int, what: str) -> None:
         chunks, messages = odd_chunks(["plain", "batch", "tracking", "plain", "batch", "plain"])
@@ -220,7 +220,7 @@ def test_a_restore_ends_if_its_messages_are_trimmed_meanwhile() -> None:
 
 
 def test_the_map_leads_from_every_old_offset_to_the_same_message() -> None:
-    @settings(max_examples=40 if CAMPAIGN else 15)
+    @settings(max_examples=40 if CAMPAIGN else 6)
     @given(KINDS, st.data())
     def prove(kinds: list[str], data: st.DataObject) -> None:
         chunks, messages = odd_chunks(kinds)

@@ -25,6 +25,10 @@ LISTINGS = leaving(
     "test_listing_goes_on_while_keys_change",
     "test_listing_keeps_its_end",
 )
+RACES = leaving(
+    "creates between processes on MinIO as a clause; make test has threads, and the races of tests/faults",
+    "test_create_is_atomic_between_processes",
+)
 PROTOCOL = campaign("the protocol on S3; GCS has it in make test, and tests/faults breaks requests to MinIO")
 
 
@@ -49,9 +53,10 @@ class Differences:
 @CASES
 @SERVERS
 @LISTINGS
+@RACES
 class TestS3Store(Differences, OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
-    model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
+    model_examples = 30 if CAMPAIGN else 4  # likewise; in memory and in folders all are drawn
     capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
 
 

@@ -19,11 +19,13 @@ from simulation.mutants import BY_REPLAY, FOUND_AT, PLANTED
 from simulation.world import Broken, Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
-SEEDS = 600 if CAMPAIGN else 40
-FRESH_SEEDS = 20_000 if CAMPAIGN else 30
+SEEDS = 600 if CAMPAIGN else 12
+FRESH_SEEDS = 20_000 if CAMPAIGN else 10
 
-RARE = (174, 244)
-"""Fixed seeds above `SEEDS`: a sweep deletes what a copy replaced, and a stream is shredded."""
+COVERING = (10, 13, 21, 22, 23, 27, 31, 37, 39, 174, 244)
+"""Fixed seeds that with seed 0 contain all that is expected. In 174 a sweep deletes what a copy replaced, and
+in 244 a stream is shredded.
+"""
 
 SOUGHT = 1_000
 """The number of seeds among which one finds each planted bug, and something that is rare."""
@@ -44,8 +46,8 @@ EXPECTED = {
 def test_every_fixed_history_keeps_the_invariants() -> None:
     """Further seeds are taken only while something that is expected has not happened."""
     figures = Figures()
-    for number, seed in enumerate([*RARE, *range(SOUGHT)]):
-        if number >= len(RARE) + SEEDS and not missing(figures):
+    for number, seed in enumerate([*COVERING, *range(SOUGHT)]):
+        if number >= len(COVERING) + SEEDS and not missing(figures):
             break
         figures.add(simulate(seed))
     print(figures)

@@ -37,7 +37,7 @@ def written(made: Tier, shape: str, count: int = 3, *, stream: str = "orders") -
     return [*rows_of(stream, sample, parts)]
 
 
-@settings(max_examples=40 if CAMPAIGN else 15)
+@settings(max_examples=40 if CAMPAIGN else 6)
 @given(
     shape=st.sampled_from(SHAPES),
     count=st.integers(1, 5),
@@ -61,7 +61,7 @@ def test_each_record_is_read_once_and_in_order(
         assert all(planned), "no partition is empty"
 
 
-@settings(max_examples=40 if CAMPAIGN else 15)
+@settings(max_examples=40 if CAMPAIGN else 6)
 @given(shape=st.sampled_from(SHAPES), times=st.tuples(st.integers(-8000, 12000), st.integers(-8000, 12000)))
 def test_bounds_of_time_leave_out_no_record_within_them(shape: str, times: tuple[int, int]) -> None:
     with tier() as made:

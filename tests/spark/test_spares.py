@@ -38,7 +38,7 @@ def commits_max(tasks: int) -> float:
     return 2 + tasks / 64
 
 
-@settings(max_examples=20 if CAMPAIGN else 8, deadline=None)
+@settings(max_examples=20 if CAMPAIGN else 3, deadline=None)
 @given(
     data=st.data(),
     tasks=st.integers(1, 400 if CAMPAIGN else 130),

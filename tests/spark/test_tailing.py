@@ -65,7 +65,7 @@ def grow(made: Tier, stream: str, *, records: int, first_offset: int) -> None:
     made.write(stream, [ledger_of(records, first_offset=first_offset)])
 
 
-@settings(max_examples=25 if CAMPAIGN else 8)
+@settings(max_examples=25 if CAMPAIGN else 4)
 @given(
     steps=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), max_size=5),
     rows=st.none() | st.integers(1, 20),

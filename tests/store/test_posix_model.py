@@ -131,5 +131,5 @@ class PosixMachine(RuleBasedStateMachine):
 
 TestPosixIsADict = PosixMachine.TestCase
 TestPosixIsADict.settings = settings(
-    max_examples=40 if CAMPAIGN else 15, stateful_step_count=25, deadline=None
+    max_examples=40 if CAMPAIGN else 6, stateful_step_count=25, deadline=None
 )

@@ -364,5 +364,5 @@ class SharedReads(RuleBasedStateMachine):
 
 TestSharedReads = SharedReads.TestCase
 TestSharedReads.settings = settings(
-    max_examples=1_000 if CAMPAIGN else 12, stateful_step_count=60, deadline=None
+    max_examples=1_000 if CAMPAIGN else 4, stateful_step_count=60, deadline=None
 )

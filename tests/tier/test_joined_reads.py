@@ -177,7 +177,7 @@ positions = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 15)
+@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 8)
 @given(st.lists(drawn_parts, min_size=1, max_size=3), st.lists(positions, min_size=1, max_size=4))
 def test_every_position_attaches_in_the_part_that_the_rules_say_and_reads_on(
     drawn: list[DrawnPart], wanted: list[Position]
@@ -212,7 +212,7 @@ def test_every_position_attaches_in_the_part_that_the_rules_say_and_reads_on(
 turns = st.one_of(st.just("read"), st.integers(-4, 4), st.tuples(st.integers(1, 3), st.integers(0, 6)))
 
 
-@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 10)
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 6)
 @given(st.lists(turns, max_size=12))
 def test_a_reader_that_keeps_part_and_offset_has_each_record_once_across_the_birth_of_parts(
     drawn: list[str | int | tuple[int, int]],
@@ -275,7 +275,7 @@ def test_a_reader_that_is_overtaken_by_the_birth_of_a_part_leaves_no_record_out(
     asyncio.run(scenario())
 
 
-@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 10)
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 6)
 @given(
     st.lists(drawn_parts, min_size=2, max_size=3),
     st.none() | st.integers(0, 7),

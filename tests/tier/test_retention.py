@@ -223,7 +223,7 @@ def small(*ages: int) -> list[Fragment]:
     return [Fragment(records=1, size_bytes=10, age_seconds=age) for age in ages]
 
 
-@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 15)
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 6)
 @given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
 # The size limit removes the rest of a group that was trimmed in part. A dead fragment of it is young.
 @example(

@@ -336,7 +336,7 @@ def test_a_group_that_was_swept_since_the_root_was_loaded_is_not_an_error() -> N
 
         return at_once(yard), trim_and_sweep
 
-    for report in stalls(begin, 1 if CAMPAIGN else 3):
+    for report in stalls(begin, 1 if CAMPAIGN else 7):
         assert report.errors == []
 
 
@@ -990,7 +990,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 10, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 5, stateful_step_count=40, deadline=None)
 
 
 def test_sweeps_beside_running_syncs_lose_nothing(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ async def content(handle: ReadHandle) -> bytes:
     return await handle.read(await handle.table())
 
 
-@settings(max_examples=50 if CAMPAIGN else 20, deadline=None)
+@settings(max_examples=50 if CAMPAIGN else 8, deadline=None)
 @given(since=st.integers(0, 14), size_bytes=st.integers(1, 5 * len(CHUNKS[0])))
 def test_runs_begin_at_the_requested_fragment(since: int, size_bytes: int) -> None:
     async def main() -> None:

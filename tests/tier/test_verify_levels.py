@@ -33,7 +33,7 @@ from offload.upkeep.verify.tier import verify
 MANIFEST, CHECKSUM, BYTES = VerifyLevel
 FRAGMENTS = 11
 PAGES = (1, 3, 1000) if CAMPAIGN else (1, 1000)
-STEP = 1 if CAMPAIGN else 7
+STEP = 1 if CAMPAIGN else 23
 """The distance of damaged objects in the list of one kind: `make test` damages every third."""
 
 
@@ -271,7 +271,7 @@ class TestGroupsThatNobodyNames:
         self, objects: Objects, orphan: tuple[str, bytes]
     ) -> None:
         key, raw = orphan
-        for bit in range(0, len(raw) * 8, 41 if CAMPAIGN else 211):
+        for bit in range(0, len(raw) * 8, 41 if CAMPAIGN else 601):
             damaged = bytearray(raw)
             damaged[bit // 8] ^= 1 << bit % 8
             report = verified(objects | {key: bytes(damaged)}, BYTES)
@@ -429,7 +429,7 @@ class TestGoingOn:
         keys = sorted({*damaged, *(damage.where for damage in whole.damages)} - {TIER_ANCHOR})
         assert len(whole.damages) == 6
 
-        for stop in {*keys[:: 5 if CAMPAIGN else 17], *(damage.where for damage in whole.damages)}:
+        for stop in {*keys[:: 5 if CAMPAIGN else 37], *(damage.where for damage in whole.damages)}:
             first = self._interrupted(damaged, stop)
             second = verified(damaged, BYTES, after=stop, page_rows_max=4)
             assert first.judged_to == stop

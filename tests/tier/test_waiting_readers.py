@@ -33,7 +33,7 @@ from offload.streams.reader import Messages
 from offload.streams.watch import StreamWatch
 
 STREAM = "orders"
-READERS = 1_000 if CAMPAIGN else 200
+READERS = 1_000 if CAMPAIGN else 60
 
 
 class World:

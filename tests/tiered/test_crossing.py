@@ -128,7 +128,7 @@ async def judge_the_end(world: World) -> None:
 
 @pytest.mark.parametrize("priority", ReadPriority)
 @settings(
-    max_examples=1500 if CAMPAIGN else 20,
+    max_examples=1500 if CAMPAIGN else 6,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -140,7 +140,7 @@ def test_no_course_of_events_splices_repeats_or_leaves_out_a_record(
 
 
 @pytest.mark.parametrize("priority", [ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST])
-@settings(max_examples=1500 if CAMPAIGN else 20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1500 if CAMPAIGN else 6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_sides_that_cut_their_chunks_elsewhere_are_read_as_one(
     priority: ReadPriority, steps: list[Step]
