@@ -54,14 +54,20 @@ class EntryLedgerStream(SourceStream):
         *,
         first_offset: int = 0,
         tier: Catalogue | None = None,
+        on_gone: Callable[[int], None] = lambda ledger_id: None,
     ) -> None:
         """`first_offset` is that of the oldest ledger if nothing is committed yet.
+
+        A snapshot raises `Misuse` if it is above the first offset of the tier: it was another one before.
+
+        `on_gone` is called with the id of the newest ledger on the tier if it is not listed any more, and no
+        listing of this stream had it. Then nothing shows whether all of its entries were copied.
 
         `tier` is asked for its last chunk if the manifest alone does not show where the ledger of that chunk
         begins. Without it, and without `for_tier`, a snapshot then raises `Misuse`.
         """
         self._name, self._ledgers = name, ledgers
-        self._first_offset, self._tier = first_offset, tier
+        self._first_offset, self._tier, self._on_gone = first_offset, tier, on_gone
         self._seen: SeenLedgers = {}
         self._cuts: dict[tuple[int, int], Cuts] = {}
 
@@ -133,6 +139,7 @@ class EntryLedgerStream(SourceStream):
         if damage is not None and end < numbering.end:
             raise damage
         if damage is None:
+            self._tell_gone(listed, numbering.newest_id)
             self._remember(listed, numbering)
         committed = numbering.end
         # Not those of earlier ends of what is committed: a ledger that grows long would have one for each.
@@ -156,6 +163,11 @@ class EntryLedgerStream(SourceStream):
             committed_offset=end,
             holds=_Comparison(numbered).reason,
         )
+
+    def _tell_gone(self, listed: Sequence[ListedLedger], newest_id: int | None) -> None:
+        is_known = newest_id in self._seen or any(each.ledger_id == newest_id for each in listed)
+        if newest_id is not None and not is_known:
+            self._on_gone(newest_id)
 
     def _remember(self, listed: Sequence[ListedLedger], numbering: Numbering) -> None:
         for each in listed:

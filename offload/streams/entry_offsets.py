@@ -197,8 +197,14 @@ class Numbering:
         """Return the ledgers whose offsets are certain, and the offset at which they end.
 
         Raises `Diverged` if the ledgers contradict the tier or each other, and `Misuse` if nothing shows
-        where the newest committed ledger begins.
+        where the newest committed ledger begins, or if the first offset is above that of the tier.
         """
+        # It may be below: a trim raises the first offset of a tier.
+        if self.since is not None and self.since.first_offset < self.first_offset:
+            raise Misuse(
+                f"stream {self.stream!r} begins at offset {self.since.first_offset} on the tier, and cannot "
+                f"begin at {self.first_offset}: leave the first offset out, or copy to another tier"
+            )
         newest = self.newest_id
         spans = {} if self.since is None else _spans(self.since)
         by_id = {each.ledger_id: each for each in listed}

@@ -9,7 +9,7 @@ Invariant: entries are returned only if all attempts have them alike.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.entries import EntryLedger, EntryRun
-from offload.errors import Diverged
+from offload.errors import Corrupt, Diverged
 from offload.formats.entries import encode_run
 from offload.streams.entry_chunks import read_run
 from offload_pulsar.ledger import LedgerBlock, PulsarLedger
@@ -27,6 +27,10 @@ __all__ = ["BucketLedger", "differing_entries"]
 
 TIME_MS_MAX: Final = 2**63 - 1
 
+WHICH: Final = (
+    ": `offload pulsar scan --metadata FILE` shows which attempt Pulsar's metadata names; delete the other"
+)
+
 
 class BucketLedger(EntryLedger):
     """One ledger, from one or more attempts on it. Reading raises `Diverged` if they differ.
@@ -34,12 +38,16 @@ class BucketLedger(EntryLedger):
     It raises `Corrupt` for an entry whose own checksum is wrong.
     """
 
-    __slots__ = ("_first", "_others")
+    __slots__ = ("_first", "_on_damage", "_others")
 
     is_sealed = True
 
-    def __init__(self, attempts: Sequence[PulsarLedger]) -> None:
+    def __init__(
+        self, attempts: Sequence[PulsarLedger], *, on_damage: Callable[[], None] = lambda: None
+    ) -> None:
+        """There is at least one attempt. `on_damage` is called before `Corrupt` is raised."""
         self._first, *self._others = attempts
+        self._on_damage = on_damage
 
     @property
     def attempts(self) -> Sequence[PulsarLedger]:
@@ -78,20 +86,24 @@ class BucketLedger(EntryLedger):
 
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         """Return entries in one buffer, with the time of each."""
-        run = await self._first.entries(first, last, size_bytes=size_bytes)
-        for other in self._others:
-            await self._compare(run, other)
-        assert isinstance(run.timestamps_ms, int), "a ledger has one time"
-        return replace(run, timestamps_ms=await asyncio.to_thread(_times, run, self._first.where))
+        try:
+            run = await self._first.entries(first, last, size_bytes=size_bytes)
+            for other in self._others:
+                await self._compare(run, other)
+            assert isinstance(run.timestamps_ms, int), "a ledger has one time"
+            return replace(run, timestamps_ms=await asyncio.to_thread(_times, run, self._first.where))
+        except Corrupt:
+            self._on_damage()
+            raise
 
     async def _compare(self, run: EntryRun, other: PulsarLedger) -> None:
         """Raise `Diverged` unless another attempt has the same entries."""
         who = f"ledger {self.ledger_id} was offloaded twice, to {self._first.where} and to {other.where}"
         if (other.last_entry, other.length) != (self.last_entry, self.length):
-            raise Diverged(f"{who}, and one has other entries than the other; delete the wrong attempt")
+            raise Diverged(f"{who}, and one has other entries than the other{WHICH}")
         if (differing := await differing_entries(run, other)) is not None:
             first, last = differing
-            raise Diverged(f"{who}, and entries {first} to {last} are not the same; delete the wrong attempt")
+            raise Diverged(f"{who}, and entries {first} to {last} are not the same{WHICH}")
 
     async def aclose(self) -> None:
         """Forget what was read."""

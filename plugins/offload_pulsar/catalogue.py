@@ -209,12 +209,13 @@ class PulsarView(EntryView):
         """Open a block by the index of its ledger. Its table is read with all of its bytes."""
         name, stream = self.name_of(rows_of_entries([entry])), self.committed.stream
         try:
-            ledger = BucketLedger([await self._source.opened(entry.ledger_id, entry.attempt)])
+            opened = await self._source.opened(entry.ledger_id, entry.attempt)
         except NotOffloaded as gone:
             self._source.forget()
             raise Absent(name, stream) from gone
         except Corrupt as damage:
             raise _named(damage, name, stream, self._source) from damage
+        ledger = BucketLedger([opened], on_damage=self._source.note_damage)
         blocks = ledger.blocks
         if entry.checksum >= len(blocks):
             raise Corrupt("number of blocks", name, expected=f"above {entry.checksum}", found=len(blocks))

@@ -100,6 +100,9 @@ class PulsarSource(Source):
         self._opening: dict[str, asyncio.Lock] = {}
         self._found: Attempts = {}
         self._notes: Sequence[str] = ()
+        self._said: dict[str, None] = {}
+        """What was found in ledgers since the last call of `streams`: notes, in order."""
+
         self._scanned_at = -inf
         self._scanning = asyncio.Lock()
 
@@ -110,17 +113,23 @@ class PulsarSource(Source):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the last look at the bucket left out, and why."""
-        return self._notes
+        """What the last look at the bucket left out, and why, and what was found in ledgers since then."""
+        return (*self._notes, *self._said)
 
     async def streams(self) -> Sequence[SourceStream]:
         """Return the managed ledgers. Lists the whole bucket, and asks for the name of each attempt."""
-        self._scanned_at = -inf
+        self.forget()
+        self._said.clear()
         found = await self._scan()
         if not found:
             raise NotOffloaded(f"{self._store.url} has no ledger of Pulsar{_because(self._notes)}")
         return [
-            EntryLedgerStream(name, partial(self.ledgers_of, name), first_offset=self._first_offset)
+            EntryLedgerStream(
+                name,
+                partial(self.ledgers_of, name),
+                first_offset=self._first_offset,
+                on_gone=partial(self._note_gone, name),
+            )
             for name in sorted(found)
         ]
 
@@ -199,17 +208,18 @@ class PulsarSource(Source):
         ledger_id, attempts = item
         whole = [each.key for each in attempts if each.is_whole and each.key is not None]
         if not whole:
-            return self._damaged(
-                Corrupt("data object", _data_key(attempts[0]), expected="present", found="absent")
-            )
+            self.note_damage()
+            return Corrupt("data object", _data_key(attempts[0]), expected="present", found="absent")
         try:
             opened = [each for key in whole for each in await self._open(key)]
         except Corrupt as damage:
-            return self._damaged(damage)
+            self.note_damage()
+            return damage
         except NotOffloaded as gone:
-            self.forget()
-            raise TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened") from gone
+            raise self._changed(ledger_id) from gone
         same = [each for each in opened if each.ledger_id == ledger_id]
+        if not same:  # an object of V2 was replaced since it was listed
+            raise self._changed(ledger_id)
         self._note_sizes(attempts, same)
         for each in same:
             if each.first_entry:  # V2 may have a ledger in several objects
@@ -217,7 +227,11 @@ class PulsarSource(Source):
                 return Corrupt(
                     what, each.where, expected="0: no other object has those before", found=each.first_entry
                 )
-        return BucketLedger(same)
+        return BucketLedger(same, on_damage=self.note_damage)
+
+    def _changed(self, ledger_id: int) -> TryAgain:
+        self.forget()
+        return TryAgain(f"{self._url}: ledger {ledger_id} was deleted while it was opened")
 
     def _note_sizes(self, attempts: Sequence[FoundAttempt], opened: Sequence[PulsarLedger]) -> None:
         """Note each data object that has another size than its index states: what it has is still read."""
@@ -226,15 +240,17 @@ class PulsarSource(Source):
             size, stated = sizes.get(each.where), each.data_size_bytes
             note = f"damaged: {each.where} has {size} bytes, and its index states {stated}; {VERIFY}"
             if size != stated:
-                self._note(note)
+                self._said[note] = None
 
-    def _damaged(self, damage: Corrupt) -> Corrupt:
-        self._note(f"a ledger is damaged; {VERIFY}")
-        return damage
+    def note_damage(self) -> None:
+        """Note which command names all damage."""
+        self._said[f"a ledger is damaged; {VERIFY}"] = None
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes = [*self._notes, text]
+    def _note_gone(self, stream: str, ledger_id: int) -> None:
+        self._said[
+            f"stream {stream!r}: ledger {ledger_id}, the newest on the tier, is no longer in the bucket. If "
+            "a run was interrupted within it, its last entries are lost. Sync more often than Pulsar deletes"
+        ] = None
 
 
 @dataclass(slots=True)

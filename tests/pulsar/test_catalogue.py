@@ -432,6 +432,20 @@ def test_a_cut_object_is_noted_and_read_up_to_the_cut(folder: str, tmp_path: Pat
     assert (read.code, len(read.lines)) == (0, 1)
 
 
+def test_damage_of_a_read_names_the_command_that_shows_all_of_it(folder: str, tmp_path: Path) -> None:
+    [data] = [path for path in tmp_path.iterdir() if path.name.endswith("-ledger-7")]
+    raw = bytearray(data.read_bytes())
+    raw[139] ^= 1  # in the header of the first entry
+    data.write_bytes(bytes(raw))
+
+    ran = offload("read", folder, "ledger-7")
+
+    assert ran.code == 1
+    note, error = ran.stderr.splitlines()[-2:]
+    assert note == "note: a ledger is damaged; `offload pulsar verify` names all damage"
+    assert f"{data.name} at byte 132: id of an entry" in error
+
+
 def test_a_time_behind_the_end_says_what_it_does_not_know(folder: str) -> None:
     ran = offload("read", folder, "ledger-7", "--from", "2030-01-01")
 

@@ -30,7 +30,7 @@ from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.contracts.target import RestoreTarget
 from offload.env import Env
-from offload.errors import Misuse
+from offload.errors import Corrupt, Misuse
 from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
 from offload.native.offloader import TierOptions
@@ -141,9 +141,16 @@ class CommandContext:
     async def opened_to_read(
         self, url: str, options: Sequence[str] | None = None
     ) -> AsyncIterator[Catalogue]:
-        """Open a tier to read it, as `catalogue` does. Then print what a reader of it must know."""
+        """Open a tier to read it, as `catalogue` does. Then print what a reader of it must know.
+
+        That is printed before an error, too, if the error is damage: a note may say what to do about it.
+        """
         async with self.catalogue(url, options) as catalogue:
-            yield catalogue
+            try:
+                yield catalogue
+            except Corrupt:
+                print_notes(catalogue.notes)
+                raise
             print_notes(catalogue.notes)
 
     def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
