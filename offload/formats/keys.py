@@ -36,7 +36,7 @@ from uuid import UUID
 
 from offload.errors import Misuse
 
-__all__ = ["StreamKeys", "escape", "is_name"]
+__all__ = ["TIER_ANCHOR", "StreamKeys", "escape", "is_name"]
 
 
 TIER_PREFIX: Final = "tier."

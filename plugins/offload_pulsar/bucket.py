@@ -27,6 +27,7 @@ from uuid import UUID
 from offload.contracts.entries import EntryLedger
 from offload.contracts.store import Body, ObjectStore, Span, begin_upload
 from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.formats.keys import TIER_ANCHOR
 from offload.streams.entry_chunks import read_run
 from offload.tasks import in_order
 from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter, CutBlock
@@ -224,6 +225,17 @@ class PulsarBucket:
                 seen.add(named.name)
                 yield named
         self._names = {name: of for name, of in self._names.items() if name in seen}
+
+    async def nothing_there(self, of: str = "", because: str = "is it the right place?") -> NotOffloaded:
+        """Return the error for a place without a ledger of Pulsar: a wrong folder, or a tier of ours."""
+        try:
+            await self._store.get(TIER_ANCHOR, Span(0, 1))
+        except NotFound:
+            return NotOffloaded(f"{self._store.url} has no ledger of Pulsar's{of}: {because}")
+        return NotOffloaded(
+            f"{self._store.url} is no bucket of Pulsar's, but a tier of this program: "
+            "`offload ls` and `offload verify` work on it"
+        )
 
     async def _listed(self) -> AsyncGenerator[FoundAttempt, None]:
         """Yield every attempt and stranger, without the names of managed ledgers."""

@@ -24,7 +24,7 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import DamageFound
 from offload.errors import NotOffloaded, OffloadError
 from offload_pulsar.bucket import PulsarBucket
-from offload_pulsar.bucket_argument import AsJson, Bucket, opened, plain_url
+from offload_pulsar.bucket_argument import AsJson, Bucket, opened
 from offload_pulsar.export_command import export
 from offload_pulsar.ledger_metadata import METADATA_SIZE_BYTES_MAX, LedgerInfo, managed_ledger_info
 from offload_pulsar.scanning import BucketScan, NamedAttempts, ScannedAttempt, scan_bucket
@@ -64,7 +64,7 @@ def scan(
     state: CommandContext = context.obj
     found = BucketScan(named=None if metadata is None else NamedAttempts(_records(metadata)))
 
-    async def main() -> None:
+    async def main() -> NotOffloaded | None:
         store = opened(state, url, option)
         if managed_ledger is not None and not PulsarBucket(store).keeps_metadata:
             raise Usage(f"--managed-ledger: {store.url} keeps no metadata, so no object has a name")
@@ -74,14 +74,19 @@ def scan(
             )
         if not PulsarBucket(store).keeps_metadata:
             print_note(f"{store.url} keeps no metadata: the topics of its ledgers are not known")
+        if found.attempts:
+            return None
+        return await PulsarBucket(store).nothing_there(
+            "" if managed_ledger is None else f" of {managed_ledger}"
+        )
 
-    run_async(main)
+    nothing = run_async(main)
     if json:
         print_json(found.as_json(), indent=2)
-    else:
+    elif nothing is None:
         _show_scan(found)
-    if not found.attempts:
-        raise _nothing_in(url, "" if managed_ledger is None else f" of {managed_ledger}")
+    if nothing is not None:
+        raise nothing
     return 1 if found.is_bad else 0
 
 
@@ -95,32 +100,30 @@ def verify(context: typer.Context, url: Bucket, option: Options = None, json: As
     state: CommandContext = context.obj
     report = BucketReport(keeps_metadata=True)
 
-    async def main() -> None:
+    async def main() -> NotOffloaded | None:
         store = opened(state, url, option)
         report.keeps_metadata = PulsarBucket(store).keeps_metadata
         with progress(json=json) as show:
             await verify_bucket(store, report, lambda seen: show(_verified(seen)))
+        is_there = report.attempts or report.damages or report.garbage or report.gone
+        return None if is_there else await PulsarBucket(store).nothing_there()
 
     try:
-        run_async(main)
+        nothing = run_async(main)
     except (KeyboardInterrupt, OffloadError):
         if report.size_bytes:
             _tell(state, report, json=json, to_the_end=False)
             done, total = size_text(report.size_bytes), size_text(report.total_size_bytes)
             print_note(f"{done} of {total} were verified")
         raise
-    _tell(state, report, json=json)
-    if not (report.attempts or report.damages or report.garbage or report.gone):
-        raise _nothing_in(url)
+    if nothing is None or json:
+        _tell(state, report, json=json)
+    if nothing is not None:
+        raise nothing
     return 1 if report.damages else 0
 
 
 app.command()(export)
-
-
-def _nothing_in(url: str, of: str = "") -> NotOffloaded:
-    """Return the error for a wrong URL, such as that of a folder which does not exist."""
-    return NotOffloaded(f"{plain_url(url)} has no object of Pulsar's{of}: is it the right place?")
 
 
 def _records(paths: Sequence[Path]) -> Iterator[LedgerInfo]:
@@ -203,6 +206,8 @@ def _tell(state: CommandContext, report: BucketReport, *, json: bool, to_the_end
     for each in report.garbage:
         print(f"GARBAGE {one_line(each.name)}: data without index, {size_text(each.data_size_bytes or 0)}")
     _show_strangers(report.strangers, report.stranger_count)
+    for partial in report.partial:
+        print_note(f"{partial}: the rest is not there, so `offload ls` and `sync` refuse the ledger")
     if report.gone:
         print_note(f"{counted(report.gone, 'attempt was', 'attempts were')} deleted meanwhile")
     if not report.keeps_metadata:

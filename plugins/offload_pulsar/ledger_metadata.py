@@ -257,7 +257,10 @@ def encode_managed_ledger_info(records: Iterable[LedgerInfo]) -> bytes:
 
 
 def _from_json(name: str, raw: bytes, where: str) -> bytes:
-    """Return the message that is written as JSON. Fields that we do not know are left out."""
+    """Return the message that is written as JSON. A field that we do not know is refused.
+
+    A misspelt context would make every object nobody's, and what is nobody's is deleted.
+    """
     from google.protobuf import json_format
 
     if len(raw) > METADATA_SIZE_BYTES_MAX:
@@ -266,7 +269,7 @@ def _from_json(name: str, raw: bytes, where: str) -> bytes:
     message = message_class(name)()
     try:
         fields = json.loads(raw)
-        json_format.ParseDict(fields, message, ignore_unknown_fields=True)
+        json_format.ParseDict(fields, message)
     except (json_format.ParseError, ValueError, RecursionError) as exc:
         raise Corrupt(f"JSON of {name}", where, expected="its fields", found=str(exc)) from exc
     if "ledgerInfo" not in fields:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -121,8 +122,10 @@ class PulsarSource(Source):
         self.forget()
         self._said.clear()
         found = await self._scan()
+        if not found and self._notes:
+            raise await self._bucket.nothing_there(because="; ".join(self._notes))
         if not found:
-            raise NotOffloaded(f"{self._store.url} has no ledger of Pulsar{_because(self._notes)}")
+            raise await self._bucket.nothing_there()
         return [
             EntryLedgerStream(
                 name,
@@ -259,7 +262,10 @@ class _Sorting:
 
     attempts: Attempts = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
-    """The keys of what is no part of a stream, by the reason."""
+    """The first keys of what is no part of a stream, by the reason. A bucket may have any number of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of keys, by the reason."""
 
     names: set[str] = field(default_factory=set)
     """The names of all attempts."""
@@ -283,14 +289,16 @@ class _Sorting:
 
     def leave_out(self, reason: str, key: str) -> None:
         """Note what was left out."""
-        self.left_out.setdefault(reason, []).append(key)
+        self.counts[reason] += 1
+        if self.counts[reason] <= NAMES_SHOWN_MAX:
+            self.left_out.setdefault(reason, []).append(key)
 
     def notes(self) -> Sequence[str]:
         """Return a line for each reason, with the first keys."""
         notes = []
         for reason, keys in sorted(self.left_out.items()):
-            shown = ", ".join(map(repr, keys[:NAMES_SHOWN_MAX]))
-            more = f" and {len(keys) - NAMES_SHOWN_MAX} more" if len(keys) > NAMES_SHOWN_MAX else ""
+            shown, others = ", ".join(map(repr, keys)), self.counts[reason] - len(keys)
+            more = f" and {others} more" if others else ""
             notes.append(f"left out, {reason}: {shown}{more}")
         if self.nameless:
             has = "1 ledger has" if self.nameless == 1 else f"{self.nameless} ledgers have"
@@ -301,7 +309,3 @@ class _Sorting:
 def _data_key(found: FoundAttempt) -> str:
     assert found.key is not None, "strangers are left out"
     return str(found.key)
-
-
-def _because(notes: Sequence[str]) -> str:
-    return f": {'; '.join(notes)}" if notes else ": no object is there"

@@ -73,6 +73,9 @@ class BucketReport:
     gone: int = 0
     """Attempts that were deleted while they were read."""
 
+    partial: list[str] = field(default_factory=list)
+    """The ledgers of which an object of V2 has no beginning, and the objects. They are sound."""
+
     damages: list[Corrupt] = field(default_factory=list)
     garbage: list[FoundAttempt] = field(default_factory=list)
     """Data without index: an upload that failed, or that is running."""
@@ -93,6 +96,7 @@ class BucketReport:
             "entries_without_checksum": self.entries - self.checked_entries,
             "versions_checked": self.keeps_metadata,
             "deleted_meanwhile": self.gone,
+            "without_beginning": self.partial,
             "damages": [
                 {
                     "object": each.where,
@@ -193,6 +197,10 @@ class _Attempt:
     async def _group(self, group: LedgerGroup, *, is_v2: bool) -> None:
         """Verify the blocks of one ledger."""
         length, damaged = 0, self._damaged
+        if group.first_entry:
+            self._report.partial.append(
+                f"{self._where} has ledger {group.ledger_id} from entry {group.first_entry} on"
+            )
         for number in range(len(group.blocks)):
             if self._damaged >= DAMAGES_MAX:
                 return

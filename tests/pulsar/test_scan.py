@@ -105,8 +105,20 @@ def test_a_place_without_objects_of_pulsars_is_an_error(tmp_path: Path) -> None:
     missing, wrong = scan(tmp_path / "absent"), scan(folder_of(tmp_path / "b"), "--json")
 
     assert (missing.code, wrong.code) == (1, 1)
-    assert "has no object of Pulsar's: is it the right place?" in missing.stderr
+    assert "/absent has no ledger of Pulsar's: is it the right place?" in missing.stderr
+    assert missing.text == ""
     assert json.loads(wrong.text)["attempts"] == []
+
+
+@pytest.mark.parametrize("command", ["pulsar scan {}", "pulsar verify {}", "ls pulsar+file://{}"])
+def test_a_tier_of_this_program_is_named_as_such(command: str, tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    offload("sync", f"pulsar+file://{folder_of(tmp_path / 'b', 'one-entry')}", tier)
+
+    ran = offload(*command.format(tier).split())
+
+    assert ran.code == 1
+    assert "but a tier of this program: `offload ls` and `offload verify` work on it" in ran.stderr
 
 
 @pytest.mark.parametrize("form", ["protobuf", "JSON"])
@@ -190,6 +202,8 @@ def test_metadata_of_several_topics_is_one_comparison(tmp_path: Path) -> None:
         b'{"ledgerInfo": 7}',
         b'{"ledgerInfo": [{"ledgerId": "many"}]}',
         b'{"ledgerInfo": [{}]}',
+        b'{"ledgerInfo": [{"ledgerId": 1, "offloadContexts": {"complete": true}}]}',
+        b'{"ledgerInfo": [{"ledgerId": 1}], "Other": 1}',
         b'{"ledgerInfo": [{"ledgerId": -1}]}',
         b'{"ledgerInfo":' * 5000,
         b"{" + bytes([0xFF]),

@@ -574,7 +574,7 @@ def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> N
     async def act(world: World) -> None:
         key = await world.offload(3)
         strangers = ["README", f"{key.uid}-ledger-03", f"{key.uid}-ledger-3-index2", "a/" + str(key)]
-        for stranger in strangers:
+        for stranger in [*strangers, *(f"z{number}" for number in range(100))]:
             await world.store.put(stranger, Body.of(b"?"))
         nameless, taken = await world.offload(4), await world.offload(5)
         rewrite(world.store, nameless, managedledgername="\udcff")
@@ -587,6 +587,7 @@ def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> N
         assert str(taken) in other
         assert "whose name no stream can have" in other
         assert all(repr(stranger) in note for stranger in strangers)
+        assert note.endswith(" and 99 more")
         assert await world.read() == numbered(entries_of(3))
 
     run(act)
@@ -594,7 +595,7 @@ def test_strangers_and_names_that_no_stream_can_have_are_left_out_by_name() -> N
 
 def test_a_bucket_without_ledgers_is_an_error_that_says_what_it_has() -> None:
     async def act(world: World) -> None:
-        with pytest.raises(NotOffloaded, match="no ledger of Pulsar: no object is there"):
+        with pytest.raises(NotOffloaded, match="no ledger of Pulsar's: is it the right place"):
             await world.source.streams()
         await world.store.put("README", Body.of(b"?"))
         with pytest.raises(NotOffloaded, match="not Pulsar's: 'README'"):

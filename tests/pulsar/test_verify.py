@@ -352,6 +352,18 @@ class TestCommand:
         assert ran.lines[-1].startswith("not proved: Pulsar's format has no checksums. 123 entries have")
         assert "keeps no metadata: no version was compared" in ran.stderr
 
+    def test_an_object_without_the_beginning_of_a_ledger_is_sound_and_named(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path / "b", "v2-three-ledgers")
+
+        ran, document = self.verify(folder), json.loads(self.verify(folder, "--json").text)
+
+        has = f"{uid_of('v2-three-ledgers')} has ledger 7 from entry 40 on"
+        assert ran.code == 0
+        assert (
+            f"note: {has}: the rest is not there, so `offload ls` and `sync` refuse the ledger" in ran.stderr
+        )
+        assert document["without_beginning"] == [has]
+
     def test_damage_garbage_and_strangers_are_told_apart(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path / "b", "messages", "exact-fit", "padding-1", "v2-one-ledger")
         (folder / str(KEY)).unlink()
@@ -396,7 +408,7 @@ class TestCommand:
         ran = self.verify(tmp_path)
 
         assert ran.code == 1
-        assert "has no object of Pulsar's: is it the right place?" in ran.stderr
+        assert "has no ledger of Pulsar's: is it the right place?" in ran.stderr
 
     def test_a_place_without_backend_is_a_wrong_argument(self) -> None:
         ran = offload("pulsar", "verify", "pulsar+nowhere://bucket")
