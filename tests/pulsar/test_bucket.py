@@ -315,6 +315,26 @@ def test_deleting_is_idempotent_and_leaves_other_attempts() -> None:
     asyncio.run(scenario())
 
 
+def test_a_scan_remembers_the_names_of_objects_that_are_there() -> None:
+    """A process that runs for months sees many objects come and go."""
+
+    async def main() -> None:
+        store = await store_of("exact-fit", "one-entry")
+        counted = FaultyStore(store)
+        bucket = PulsarBucket(counted)
+        kept = {name: store.objects[name] for name in [*store.objects] if str(uid_of("one-entry")) in name}
+        for objects, asked in ((dict(store.objects), 2), (kept, 0), (dict(store.objects), 1)):
+            store.objects.clear()
+            store.objects.update(objects)
+            counted.calls.clear()
+
+            assert len([found async for found in bucket.scan()]) == len(objects) // 2
+
+            assert sum(call.operation == "metadata_of" for call in counted.calls) == asked
+
+    asyncio.run(main())
+
+
 def test_a_scan_names_what_is_missing_and_what_is_foreign() -> None:
     store, other = MemoryStore(), UUID(int=5)
     offload(store)

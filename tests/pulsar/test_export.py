@@ -156,8 +156,11 @@ def test_the_newest_ledger_is_left_out_unless_it_is_asked_for(tier: Path, bucket
     assert f"ledger {2**40} is left out: it is the newest" in ran.stderr
 
 
-def test_the_oldest_ledger_of_a_trimmed_stream_is_left_out(tmp_path: Path, bucket: Path) -> None:
-    tier = tier_of(tmp_path / "tier", LEDGERS, first_offset=100)
+@pytest.mark.parametrize("first_offset", [1, 100])
+def test_the_oldest_ledger_of_a_trimmed_stream_is_left_out(
+    first_offset: int, tmp_path: Path, bucket: Path
+) -> None:
+    tier = tier_of(tmp_path / "tier", LEDGERS, first_offset=first_offset)
 
     some, all_ = export(tier, bucket, "--json"), export(tier, bucket, "--oldest", "--json")
 

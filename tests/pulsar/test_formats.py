@@ -198,6 +198,17 @@ def test_sets_of_v2_are_read_and_written_again(name: str) -> None:
     assert b"".join(made[offset] for offset in sorted(made)) == data
 
 
+def test_the_ledgers_of_one_object_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index of 64 MiB would otherwise have some million of them."""
+    (_, _), (row, raw) = objects_of("v2-three-ledgers")
+
+    monkeypatch.setattr("offload_pulsar.index.GROUPS_MAX", 3)
+    assert len(PulsarIndex.decode(raw, ledger_id=None, where=row["key"]).groups) == 3
+    monkeypatch.setattr("offload_pulsar.index.GROUPS_MAX", 2)
+    with pytest.raises(Corrupt, match="groups of the index: expected at most 2, found more"):
+        PulsarIndex.decode(raw, ledger_id=None, where=row["key"])
+
+
 def test_blocks_longer_than_their_headers_say_are_found() -> None:
     """The writer of V2 in Pulsar 4.0.8 does not count the first entry of a block."""
     (_, data), (_, raw) = objects_of("v2-defect-full-block")
