@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes, EntryTimes
-from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
 from offload.errors import Corrupt, Misuse
 from offload.formats.chunk import CHUNK_HEADER
@@ -32,6 +31,7 @@ from offload.formats.chunk_writer import seal_chunk
 from offload.formats.entries import RECORD_SIZE_BYTES_MAX, encode_run
 from offload.model.chunk_table import CHUNK_TABLE, WINDOW_SIZE_BYTES, ChunkTable, ChunkType
 from offload.streams.entry_offsets import NumberedLedger
+from offload.streams.handles import MeasuredHandle
 
 __all__ = ["EntryHandle", "read_run"]
 
@@ -103,7 +103,7 @@ class Cuts:
 
 
 @dataclass(slots=True, kw_only=True)
-class EntryHandle(ReadHandle):
+class EntryHandle(MeasuredHandle):
     """The entries of a ledger from `first_entry` on and before `stop`, as chunks."""
 
     numbered: NumberedLedger
@@ -141,13 +141,28 @@ class EntryHandle(ReadHandle):
             # Cuts that reach further are those of a newer snapshot. Their last chunk has more entries.
             cuts = cuts.copy() if cuts and cuts.next_entry <= self.stop else Cuts(self.first_entry)
             while cuts.next_entry < self.stop:
-                found = await self._measured(cuts.next_entry)
+                found = await self._measured(cuts.next_entry, self.stop)
                 self._check_sizes(found, cuts)
                 await asyncio.to_thread(cuts.add, found.sizes, found.timestamps_ms)
             self._check_length(cuts)
             self.known[key] = cuts
             self._table = cuts.table(self.first_offset)
         return self._table
+
+    async def sound_table(self) -> ChunkTable:
+        """See `MeasuredHandle.sound_table`. The entry is searched by halves: an error need not name it."""
+        cuts, damaged = Cuts(self.first_entry), self.stop
+        while damaged - cuts.next_entry > 1:
+            middle = (cuts.next_entry + damaged) // 2
+            try:
+                found = await self._measured(cuts.next_entry, middle)
+                self._check_sizes(found, cuts)
+            except Corrupt:
+                damaged = middle
+            else:
+                await asyncio.to_thread(cuts.add, found.sizes, found.timestamps_ms)
+        # Without an entry, the only row would be an empty chunk.
+        return cuts.table(self.first_offset)[: cuts.next_entry - self.first_entry]
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Return the chunks of these rows. Raises `Corrupt` if the sizes or times are not those measured."""
@@ -168,8 +183,8 @@ class EntryHandle(ReadHandle):
         self._table = None
         await self.numbered.ledger.aclose()
 
-    async def _measured(self, first: int) -> EntrySizes:
-        last, ledger = min(self.stop, first + ENTRIES_AT_ONCE) - 1, self.numbered.ledger
+    async def _measured(self, first: int, stop: int) -> EntrySizes:
+        last, ledger = min(stop, first + ENTRIES_AT_ONCE) - 1, self.numbered.ledger
         found = await ledger.sizes(first, last)
         if found is None:
             run = await read_run(ledger, first, last, size_bytes=WINDOW_SIZE_BYTES, where=self.where)

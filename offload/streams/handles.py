@@ -1,11 +1,23 @@
-"""A part of another ledger."""
+"""Handles of the core: a part of another ledger, and one whose table is measured."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
 from offload.errors import Misuse
 from offload.model.chunk_table import ChunkTable, row_from, rows_from
+
+
+class MeasuredHandle(ReadHandle):
+    """A ledger without stored chunks: its records are read to make the table, so `table` finds any damage."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def sound_table(self) -> ChunkTable:
+        """Return the rows before the record whose damage `table` has raised, perhaps none."""
 
 
 class CutHandle(ReadHandle):

@@ -25,11 +25,12 @@ import numpy.typing as npt
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, OffloadError
+from offload.errors import Absent, Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import NO_ENTRIES, Entry, entries_of_rows
 from offload.model.position import OFFSET_MAX
 from offload.streams.batches import WholeRun, Window
+from offload.streams.handles import MeasuredHandle
 
 Keep: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
 """A filter of chunks: true for each row that is wanted."""
@@ -102,6 +103,9 @@ class WindowStream:
         self._fetching: deque[_Fetch] = deque()
         self._ready: deque[Window] = deque()
         self._end: OffloadError | None = None
+        self._damage: Corrupt | None = None
+        """The damage behind the rows that were planned last."""
+
         self._was_taken = False
         """True once the consumer has taken a window, so that it may want the next fragment."""
 
@@ -228,17 +232,24 @@ class WindowStream:
     async def _plan_next_fragment(self) -> bool:
         # Both awaits come before the first change of state. If one is cancelled, `_opening` still has this
         # fragment, and the next call gets it from there: no fragment is skipped, none is planned twice.
+        if self._damage is not None:
+            raise self._damage
         opened = await asyncio.shield(self._open_ahead())
         if opened is None:
             return False
         entry, handle = opened
-        table = await handle.table()
+        table, damage = await _table_of(handle)
+        first, stop = max(self._offset, entry.first_offset), min(entry.next_offset, self._until)
+        if damage is not None:
+            sound_stop = handle.first_offset + int(table["records"].sum())
+            if sound_stop <= first:
+                raise damage
+            self._damage = damage if sound_stop < stop else None
         self._handles.append(handle)
         self._opening = None
         if self._was_taken:
             self._open_ahead()
-        start = row_holding(table, max(self._offset, entry.first_offset))
-        rows = table[start : row_from(table, min(entry.next_offset, self._until))]
+        rows = table[row_holding(table, first) : row_from(table, stop)]
         kept = np.ones(len(rows), np.bool_) if self._keep is None else self._keep(rows)
         for run in _bridged(rows, kept):
             self._plan(handle, rows[run], kept[run])
@@ -315,6 +326,20 @@ def _bridged(rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> list[slice]:
             run = slice(runs.pop().start, run.stop)
         runs.append(run)
     return runs
+
+
+async def _table_of(handle: ReadHandle) -> tuple[ChunkTable, Corrupt | None]:
+    """Return the table of a fragment. If only its beginning is sound: its rows, and the damage behind it.
+
+    A fragment without stored chunks is read to make its table. So damage of any record is found here, and
+    must not hide the records before it.
+    """
+    try:
+        return await handle.table(), None
+    except Corrupt as damage:
+        if isinstance(damage, Absent) or not isinstance(handle, MeasuredHandle):
+            raise
+        return await handle.sound_table(), damage
 
 
 def _runs_of_plan(plan: _Plan) -> list[_Plan]:

@@ -276,6 +276,9 @@ class FoundEntries:
     is_over: bool
     """The entries end here: the block does, or its padding begins."""
 
+    is_damaged: bool = False
+    """The walk stopped at damage, which a walk from there would raise."""
+
 
 def walk(
     data: Buffer,
@@ -285,13 +288,15 @@ def walk(
     where: str,
     position: int = 0,
     entries_max: int | None = None,
+    stops_at_damage: bool = False,
 ) -> FoundEntries:
     """Find the entries in `data`, which begins with an entry header, or with the end of the block.
 
     `data` ends with the block if `is_last_data` is True; otherwise an entry that is cut off at the end is
     left for later. `first` is the id of the first entry, `position` the byte of `data` in its object.
     `entries_max` ends the walk early. Raises `Corrupt`, with the byte, for an id out of sequence, an entry
-    that crosses the end of its block, and padding of other bytes.
+    that crosses the end of its block, and padding of other bytes. If it `stops_at_damage`, it returns the
+    entries before the damage, and raises only if there are none.
     """
     size, at, entry = len(data), 0, first
     most = size if entries_max is None else entries_max
@@ -300,7 +305,7 @@ def walk(
     sizes: list[Positions] = []
     single_sizes: list[int] = []
     unpack, step, before = ENTRY_HEADER.struct.unpack_from, _RUN_MIN, -1
-    is_over = False
+    is_over = is_damaged = False
 
     def flush() -> None:
         if singles:
@@ -309,42 +314,53 @@ def walk(
             singles.clear()
             single_sizes.clear()
 
-    while entry - first < most:
-        if size - at < ENTRY_HEADER_SIZE_BYTES:
-            # Fewer bytes than a header can only be padding, and they may be cut.
-            if is_last_data:
+    try:
+        while entry - first < most:
+            if size - at < ENTRY_HEADER_SIZE_BYTES:
+                # Fewer bytes than a header can only be padding, and they may be cut.
+                if is_last_data:
+                    _check_padding(data, at, where, position)
+                    is_over = True
+                break
+            length, found = unpack(data, at)
+            if length < 0:
                 _check_padding(data, at, where, position)
                 is_over = True
-            break
-        length, found = unpack(data, at)
-        if length < 0:
-            _check_padding(data, at, where, position)
-            is_over = True
-            break
-        if found != entry:
-            raise Corrupt("id of an entry", where, expected=entry, found=found, position=position + at + 4)
-        end = at + ENTRY_HEADER_SIZE_BYTES + length
-        if end > size:
-            if is_last_data:
-                room = f"at most {size - at - ENTRY_HEADER_SIZE_BYTES}"
-                raise Corrupt("size of an entry", where, expected=room, found=length, position=position + at)
-            break
-        if length == before:
-            # Several entries of one size: look at many headers at once, and at more the longer it goes well.
-            taken = _run(data, at, length, entry, min(step, most - (entry - first)))
-            flush()
-            stride = ENTRY_HEADER_SIZE_BYTES + length
-            starts.append(at + ENTRY_HEADER_SIZE_BYTES + stride * np.arange(taken, dtype=np.uint64))
-            sizes.append(np.full(taken, length, np.uint64))
-            at, entry, step = at + taken * stride, entry + taken, min(2 * step, _RUN_MAX)
-        else:
-            singles.append(at + ENTRY_HEADER_SIZE_BYTES)
-            single_sizes.append(length)
-            at, entry, before, step = end, entry + 1, length, _RUN_MIN
+                break
+            if found != entry:
+                raise Corrupt(
+                    "id of an entry", where, expected=entry, found=found, position=position + at + 4
+                )
+            end = at + ENTRY_HEADER_SIZE_BYTES + length
+            if end > size:
+                if is_last_data:
+                    room = f"at most {size - at - ENTRY_HEADER_SIZE_BYTES}"
+                    raise Corrupt(
+                        "size of an entry", where, expected=room, found=length, position=position + at
+                    )
+                break
+            if length == before:
+                # Several entries of one size: look at many headers at once, and at more each time.
+                taken = _run(data, at, length, entry, min(step, most - (entry - first)))
+                flush()
+                stride = ENTRY_HEADER_SIZE_BYTES + length
+                starts.append(at + ENTRY_HEADER_SIZE_BYTES + stride * np.arange(taken, dtype=np.uint64))
+                sizes.append(np.full(taken, length, np.uint64))
+                at, entry, step = at + taken * stride, entry + taken, min(2 * step, _RUN_MAX)
+            else:
+                singles.append(at + ENTRY_HEADER_SIZE_BYTES)
+                single_sizes.append(length)
+                at, entry, before, step = end, entry + 1, length, _RUN_MIN
+    except Corrupt:
+        if not stops_at_damage or entry == first:
+            raise
+        is_damaged = True
     flush()
     begin = np.concatenate(starts) if starts else np.empty(0, np.uint64)
     lengths = np.concatenate(sizes) if sizes else np.empty(0, np.uint64)
-    return FoundEntries(starts=begin, ends=begin + lengths, used_bytes=at, is_over=is_over)
+    return FoundEntries(
+        starts=begin, ends=begin + lengths, used_bytes=at, is_over=is_over, is_damaged=is_damaged
+    )
 
 
 def _run(data: Buffer, at: int, length: int, entry: int, most: int) -> int:

@@ -259,15 +259,28 @@ class PulsarLedger(EntryLedger):
             raise Corrupt(
                 "last entry of a block", self._key, expected=behind - 1, found=entries, position=offset
             )
+        if found.is_damaged and first + len(found.starts) == behind:
+            # The padding is damaged. A reader of the last entry learns it, and the others are read.
+            found = self._walk(data, first, at, end, entries_max=len(found.starts) - 1)
         base = np.uint64(at)
         walked.starts = np.concatenate((walked.starts, found.starts + base))
         walked.ends = np.concatenate((walked.ends, found.ends + base))
         walked.at, walked.is_over = at + found.used_bytes, found.is_over
         self._walks.grew(self._key, offset, len(found.starts))
 
-    def _walk(self, data: Buffer, first: int, at: int, end: int) -> FoundEntries:
-        is_last = at + len(data) == end
-        return walk(data, first=first, is_last_data=is_last, where=self._key, position=at)
+    def _walk(
+        self, data: Buffer, first: int, at: int, end: int, entries_max: int | None = None
+    ) -> FoundEntries:
+        # An entry is not lost by the damage of one behind it. The next walk begins there, and raises.
+        return walk(
+            data,
+            first=first,
+            is_last_data=at + len(data) == end,
+            where=self._key,
+            position=at,
+            entries_max=entries_max or None,
+            stops_at_damage=entries_max != 0,
+        )
 
     def _check_header(self, number: int, data: Buffer) -> None:
         row, end = self._group.blocks[number], int(self._group.ends[number])

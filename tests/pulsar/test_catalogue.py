@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,11 +15,12 @@ from uuid import UUID, uuid4
 import pytest
 from command_line import offload
 from offload_pulsar import BrokerNames, PulsarBucket, PulsarCatalogue, PulsarKey
+from offload_pulsar.blocks import ENTRY_HEADER
 from offload_pulsar.index import PulsarIndex
 from offload_pulsar.ledger_metadata import LedgerMetadata, message_class
 from offload_pulsar.source import PulsarSource
 from offload_spark.bounds import ScanBounds
-from pulsar_sets import DATA, ListedEntries, store_of
+from pulsar_sets import DATA, ListedEntries, store_of, uid_of
 from spark.in_process import Tier
 
 from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
@@ -444,6 +446,63 @@ def test_damage_of_a_read_names_the_command_that_shows_all_of_it(folder: str, tm
     note, error = ran.stderr.splitlines()[-2:]
     assert note == "note: a ledger is damaged; `offload pulsar verify` names all damage"
     assert f"{data.name} at byte 132: id of an entry" in error
+
+
+def test_damage_behind_the_end_of_a_read_is_no_error() -> None:
+    async def main() -> None:
+        world = World()
+        key = str(await world.offload(3))
+        raw = bytearray(world.store.objects[key])
+        raw[raw.index(ENTRY_HEADER.pack(size_bytes=len(ENTRIES[10]), entry_id=10)) + 11] ^= 1
+        await world.store.put(key, Body.of(bytes(raw), metadata=world.store.objects[key].metadata))
+        reader = await StreamReader.open(world.tier, ORDERS)
+
+        found = Counter[int]()
+
+        async def read(until: int) -> None:
+            async with aclosing(reader.windows(0, until=until)) as windows:
+                async for window in windows:
+                    found[until] += int(window.rows["records"].sum())
+
+        for until in (5, 10):
+            await read(until)
+            assert found[until] >= until
+        with pytest.raises(Corrupt, match="id of an entry: expected 10, found 11"):
+            await read(11)
+        assert found[11] == 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["header", "checksum"])
+@pytest.mark.parametrize("damaged", [0, 1, 50, 123])
+def test_the_entries_before_a_damaged_one_are_read(
+    where: str, damaged: int, folder: str, tmp_path: Path
+) -> None:
+    """They are those of one block, which is read whole for its sizes. Some entries have a checksum."""
+
+    async def entry_of(number: int) -> bytes:
+        ledger = await PulsarBucket(await store_of("messages")).open(7, uid_of("messages"))
+        run = await ledger.entries(number, number, size_bytes=1)
+        return bytes(run.data[run.starts[0] : run.ends[0]])
+
+    [data] = [path for path in tmp_path.iterdir() if path.name.endswith("-ledger-7")]
+    raw, entry = bytearray(data.read_bytes()), asyncio.run(entry_of(damaged))
+    header = ENTRY_HEADER.pack(size_bytes=len(entry), entry_id=damaged)
+    at = raw.index(header)
+    # An entry without a checksum can have any bytes.
+    is_payload = where == "checksum" and entry.startswith(b"\x0e\x01")
+    raw[at + len(header) + 20 if is_payload else at + len(header) - 1] ^= 1
+    data.write_bytes(bytes(raw))
+
+    ran = offload("read", folder, "ledger-7", "--from", "0")
+
+    assert (ran.code, len(ran.lines)) == (1, damaged)
+    assert data.name in ran.stderr
+    if damaged:
+        assert offload("read", folder, "ledger-7", "--to", str(damaged)).code == 0
+    behind = offload("read", folder, "ledger-7", "--from", str(damaged))
+    assert (behind.code, behind.lines) == (1, [])
 
 
 def test_a_time_behind_the_end_says_what_it_does_not_know(folder: str) -> None:
