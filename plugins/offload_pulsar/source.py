@@ -246,8 +246,9 @@ class PulsarSource(Source):
                 self._said[note] = None
 
     def note_damage(self) -> None:
-        """Note which command names all damage."""
-        self._said[f"a ledger is damaged; {VERIFY}"] = None
+        """Note which command names all damage, unless a note says it already."""
+        if not any(note.endswith(VERIFY) for note in self._said):
+            self._said[f"a ledger is damaged; {VERIFY}"] = None
 
     def _note_gone(self, stream: str, ledger_id: int) -> None:
         self._said[

@@ -431,6 +431,7 @@ def test_a_cut_object_is_noted_and_read_up_to_the_cut(folder: str, tmp_path: Pat
     listed, read = offload("ls", folder), offload("read", folder, "ledger-7", "--limit", "1")
 
     assert f"damaged: {data.name} has {data.stat().st_size} bytes, and its index states" in listed.stderr
+    assert listed.stderr.count("`offload pulsar verify` names all damage") == 1
     assert (read.code, len(read.lines)) == (0, 1)
 
 
