@@ -79,9 +79,9 @@ $(READY): $(CORE)
 	touch $(READY)
 
 # The compiled loops of this checkout. Without a C compiler, NumPy does their work.
-$(LOOPS): $(READY) hatch_build.py offload/formats/loops.c
+$(LOOPS): $(READY) hatch_build.py offload/loops.c
 	$(BIN)/python hatch_build.py
 	touch $(LOOPS)
 
 clean:
-	rm -rf $(VENV) offload/formats/_loops.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) offload/_loops.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from offload.formats import loops
-from offload.formats.loops import Loops
+from offload import loops
+from offload.loops import Loops
 
 ROOT = Path(__file__).parent.parent
 

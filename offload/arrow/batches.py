@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
-from offload.formats.loops import compiled_loops
 from offload.formats.records import RecordRun
+from offload.loops import compiled_loops
 from offload.model.part import StreamPart
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 

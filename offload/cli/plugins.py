@@ -9,7 +9,7 @@ import typer
 
 from offload.cli.kit.output import print_json, print_note, print_table
 from offload.contracts.plugin import CONTRACT, Backend
-from offload.formats.loops import loops_in_use
+from offload.loops import loops_in_use
 from offload.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
 

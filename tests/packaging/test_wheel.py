@@ -75,7 +75,7 @@ def _loops_of(wheel: Path, folder: Path) -> str:
     """Return which loops the unpacked wheel uses."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    code = "from offload.formats.loops import loops_in_use; print(loops_in_use())"
+    code = "from offload.loops import loops_in_use; print(loops_in_use())"
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(folder)},

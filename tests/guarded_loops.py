@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offload.formats.loops import Loops
+from offload.loops import Loops
 
 EDGES = (0, 1, 2, 3, 4, 5, 8, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 FAR = (-(2**63), -(2**40), -5, -1, 2**31, 2**40, 2**63 - 1)
