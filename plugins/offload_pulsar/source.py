@@ -18,6 +18,7 @@ Not promised: that a lost ledger is missed if it was never listed before, becaus
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,8 @@ NAMELESS: Final = re.compile(r"ledger-[0-9]+")
 VERIFY: Final = "`offload pulsar verify` names all damage"
 NAMES_SHOWN_MAX: Final = 5
 """How many keys a note names."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 def open_url(url: str, *, options: Mapping[str, Any], context: OpeningContext) -> PulsarSource:
@@ -251,10 +254,13 @@ class PulsarSource(Source):
             self._said[f"a ledger is damaged; {VERIFY}"] = None
 
     def _note_gone(self, stream: str, ledger_id: int) -> None:
-        self._said[
+        note = (
             f"stream {stream!r}: ledger {ledger_id}, the newest on the tier, is no longer in the bucket. If "
             "a run was interrupted within it, its last entries are lost. Sync more often than Pulsar deletes"
-        ] = None
+        )
+        if note not in self._said:
+            _log.warning("%s", note)  # `offload run` prints the notes when it begins, and not later
+        self._said[note] = None
 
 
 @dataclass(slots=True)

@@ -213,7 +213,7 @@ def test_another_first_offset_than_that_of_the_tier_is_refused() -> None:
     run(act)
 
 
-def test_a_ledger_that_went_before_the_next_run_is_named() -> None:
+def test_a_ledger_that_went_before_the_next_run_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing on the tier shows whether an interrupted run lacked its last entries.
 
     A stream object that saw the ledger has counted its entries, and needs no note.
@@ -234,7 +234,9 @@ def test_a_ledger_that_went_before_the_next_run_is_named() -> None:
         for newest in (4, 5):
             assert (await world.sync())[ORDERS].error is None
             is_named = any("ledger 3, the newest on the tier" in note for note in world.source.notes)
-            assert is_named == (newest == 4)
+            is_logged = "ledger 3, the newest on the tier" in caplog.text
+            assert (is_named, is_logged) == (newest == 4, newest == 4)
+            caplog.clear()
             await world.offload(newest + 1)
 
     run(act)
