@@ -226,7 +226,15 @@ class CachedWindows:
                 self._give_back(piece)
                 piece.block = None
             if piece.block is None:
-                tail = await self._tail_of(piece, is_first=not number)
+                try:
+                    tail = await self._tail_of(piece, is_first=not number)
+                except Absent:
+                    raise
+                except Corrupt:  # the beginning of a fragment that is measured may be sound
+                    entry = piece.fragment.entry
+                    piece.end_offset = entry.next_offset
+                    self._read_directly(piece, max(self._offset, entry.first_offset))
+                    return True
                 if tail is None:  # it is on its way. Those of small fragments behind it may come meanwhile
                     number += 1
                     continue
@@ -299,6 +307,8 @@ class CachedWindows:
     async def _first(self) -> Piece | None:
         """Wait for the first piece in line. Return None if it must be asked for again."""
         piece = self._line[0]
+        if self._direct is not None:
+            return None
         assert piece.block is not None, "`_fill` asks for the first piece"
         try:
             window = piece.own
@@ -307,11 +317,7 @@ class CachedWindows:
         except Absent:
             raise
         except Corrupt:
-            self._give_back(piece)
-            until = min(self._until, piece.end_offset)
-            begin = max(self._offset, piece.next_offset)
-            piece.block = None  # its error keeps the damaged bytes in memory
-            self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1)
+            self._read_directly(piece, max(self._offset, piece.next_offset))
             return None
         if window is None:
             return None
@@ -323,6 +329,13 @@ class CachedWindows:
         begin = int(window.rows["offset"][piece.start - piece.block.start])
         self._cache.moved(self._stream, self._pace, begin)
         return piece
+
+    def _read_directly(self, piece: Piece, begin: int) -> None:
+        """Read a damaged piece without the cache: its sound chunks, and then the error."""
+        self._give_back(piece)
+        piece.block = None  # its error keeps the damaged bytes in memory
+        until = min(self._until, piece.end_offset)
+        self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1)
 
     def _read_more(self) -> None:
         throttled = self._cache.throttled()

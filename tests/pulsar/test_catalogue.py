@@ -449,14 +449,16 @@ def test_damage_of_a_read_names_the_command_that_shows_all_of_it(folder: str, tm
     assert f"{data.name} at byte 132: id of an entry" in error
 
 
-def test_damage_behind_the_end_of_a_read_is_no_error() -> None:
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_damage_behind_the_end_of_a_read_is_no_error(is_cached: bool) -> None:
     async def main() -> None:
         world = World()
         key = str(await world.offload(3))
         raw = bytearray(world.store.objects[key])
         raw[raw.index(ENTRY_HEADER.pack(size_bytes=len(ENTRIES[10]), entry_id=10)) + 11] ^= 1
         await world.store.put(key, Body.of(bytes(raw), metadata=world.store.objects[key].metadata))
-        reader = await StreamReader.open(world.tier, ORDERS)
+        cache = BlockCache(2**20) if is_cached else None
+        reader = await StreamReader.open(world.tier, ORDERS, cache=cache)
 
         found = Counter[int]()
 
@@ -471,6 +473,8 @@ def test_damage_behind_the_end_of_a_read_is_no_error() -> None:
         with pytest.raises(Corrupt, match="id of an entry: expected 10, found 11"):
             await read(11)
         assert found[11] == 10
+        if cache is not None:
+            await cache.aclose()
 
     asyncio.run(main())
 
