@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from offload_spark.appending import append
     from offload_spark.java import prepare
     from offload_spark.jobs.plain_errors import plain_errors
-    from offload_spark.session import session
-    from offload_spark.source import OffloadDataSource, register
+    from offload_spark.session import register, session
+    from offload_spark.source import OffloadDataSource
 
 __all__ = ["OffloadDataSource", "append", "plain_errors", "prepare", "register", "session"]
 
@@ -28,7 +28,7 @@ _HOMES = {
     "append": "offload_spark.appending",
     "plain_errors": "offload_spark.jobs.plain_errors",
     "prepare": "offload_spark.java",
-    "register": "offload_spark.source",
+    "register": "offload_spark.session",
     "session": "offload_spark.session",
 }
 

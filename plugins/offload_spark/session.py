@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from offload.errors import Misuse
 from offload_spark.java import prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+VERSION_MIN: Final = (4, 3)
 
 QUIET: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -23,12 +27,12 @@ def session(
 ) -> SparkSession:
     """Return a session in which `format("offload")` works. A running session is used, with its settings.
 
-    `master` defaults to that of the environment, else `local[*]`. Raises `Misuse` if there is no Java.
+    `master` defaults to that of the environment, else `local[*]`. Raises `Misuse` if there is no Java, or if
+    this version of PySpark is not supported.
     """
     prepare()
+    check_version()
     from pyspark.sql import SparkSession
-
-    from offload_spark.source import register
 
     builder = SparkSession.builder.appName(name)
     for key, value in ({**QUIET, **(conf or {})}).items():
@@ -38,3 +42,28 @@ def session(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def register(spark: Any) -> None:
+    """Make `spark.read.format("offload")` work in this session, with filters pushed down.
+
+    Raises `Misuse` if this version of PySpark is not supported.
+    """
+    check_version()
+    from offload_spark.source import PushdownDataSource
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(PushdownDataSource)
+
+
+def check_version() -> None:
+    """Raise `Misuse` if PySpark is older than the classes that the source needs."""
+    import pyspark
+
+    found = tuple(int(number) for number in re.findall(r"[0-9]+", pyspark.__version__)[:2])
+    if found < VERSION_MIN:
+        least = ".".join(map(str, VERSION_MIN))
+        raise Misuse(
+            f"PySpark {pyspark.__version__} is too old: format('offload') needs {least} or newer, here and "
+            f'on the cluster; run: pip install "pyspark>={least}"'
+        )

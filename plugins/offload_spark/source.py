@@ -247,9 +247,3 @@ def _limit_of(limit: ReadLimit, options: ReadOptions) -> TailLimit:
         case ReadMaxBytes(max_bytes=size_bytes):
             return TailLimit(size_bytes=size_bytes)
     return TailLimit()
-
-
-def register(spark: Any) -> None:
-    """Make `spark.read.format("offload")` work in this session, with filters pushed down."""
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(PushdownDataSource)

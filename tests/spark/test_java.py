@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
+from offload_spark import register
 from offload_spark.java import java_home, prepare
+from offload_spark.session import check_version
 
 from offload.errors import Misuse
 
@@ -65,3 +68,18 @@ def test_workers_run_this_python_unless_another_is_set(tmp_path: Path) -> None:
     environment["PYSPARK_PYTHON"] = "another"
     prepare(environment)
     assert environment["PYSPARK_PYTHON"] == "another"
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "4.2.0", "4.2.0.dev1"])
+def test_an_older_spark_is_refused_with_both_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+
+    with pytest.raises(Misuse, match=f"PySpark {version} is too old.* needs 4.3 or newer"):
+        register(None)
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "4.10.1", "5.0.0"])
+def test_a_newer_spark_is_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", version)
+
+    check_version()

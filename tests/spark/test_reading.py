@@ -16,9 +16,9 @@ from offload_spark.planning import FRAGMENTS_MAX, PlannedPiece, partitions_of
 from spark.in_process import Tier, rows_of, tier
 
 from offload.contracts.store import Span
-from offload.errors import Misuse, NotOffloaded
+from offload.errors import Misuse, NotOffloaded, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
-from offload.upkeep.retention import Retention, trim
+from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import sweep
 
 SHAPES = ("simple", "sub_batches", "with_tracking", "clock_goes_back")
@@ -244,6 +244,20 @@ class TestTrimmedMeanwhile:
 
         found = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
         assert found == [*range(20, 40)]
+
+
+def test_a_stream_that_is_deleted_while_it_is_read_is_an_error() -> None:
+    """The objects are gone once a sweep has run. Before, the task reads them as they were planned."""
+    with tier() as made:
+        made.write("orders", [ledger_of(20)])
+        planned = made.plan()
+        made.blocking.run(delete_stream(made.blocking.offloader, "orders"))
+        assert len(made.rows(planned)) == 20
+        made.blocking.run(sweep(made.blocking.offloader, grace_seconds=0))
+
+        for options in ({}, {"failOnDataLoss": "false"}, {"onDamage": "skip"}):
+            with pytest.raises(StreamDeleted, match="'orders' was deleted while it was read"):
+                made.rows(planned, **options)
 
 
 def test_a_batch_ends_at_its_limit_of_rows_or_bytes() -> None:
