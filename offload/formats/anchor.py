@@ -25,7 +25,7 @@ import base64
 import json
 import re
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Self
 
 from offload.errors import Corrupt, Misuse
@@ -116,7 +116,7 @@ class _Anchor(ABC):
         return ANCHOR_FORMAT_VERSION
 
     def _fields(self) -> dict[str, Any]:
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # `asdict` would copy deeply
 
     @abstractmethod
     def _check(self) -> None:
@@ -179,7 +179,8 @@ class TierAnchor(_Anchor):
         return Compression.parse(self.compression) if self.compression else Compression()
 
     def _fields(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not False and value != ""}
+        every = _Anchor._fields(self)
+        return {name: value for name, value in every.items() if value is not False and value != ""}
 
     def _check(self) -> None:
         factor = self.branching_factor
@@ -234,7 +235,7 @@ class StreamAnchor(_Anchor):
         return PART_FORMAT_VERSION if self.part else ANCHOR_FORMAT_VERSION
 
     def _fields(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name == "stream" or value}
+        return {name: value for name, value in _Anchor._fields(self).items() if name == "stream" or value}
 
     def _check(self) -> None:
         if not isinstance(self.stream, str) or not isinstance(self.continues, str):
