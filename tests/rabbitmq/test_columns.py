@@ -187,14 +187,60 @@ def test_many_records_of_one_odd_kind_are_decoded_alike(odd: bytes) -> None:
     assert_equal([odd] * LEARNED_FROM)
 
 
-@pytest.mark.parametrize("position", range(len(message(1))))
-def test_damage_at_any_byte_is_decoded_as_the_message_alone(position: int) -> None:
+@pytest.mark.parametrize("first", range(0, len(message(1)), 8))
+def test_damage_at_any_byte_is_decoded_as_the_message_alone(first: int) -> None:
     typical = message(1)
     damaged = [
-        typical[:position] + bytes((typical[position] ^ bit,)) + typical[position + 1 :]
+        typical[:at] + bytes((typical[at] ^ bit,)) + typical[at + 1 :]
+        for at in range(first, min(first + 8, len(typical)))
         for bit in (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)
     ]
-    assert_equal([*MESSAGES, *damaged, typical[:position]])
+    assert_equal([*MESSAGES, *damaged, *[typical[:at] for at in range(first, first + 8)]])
+
+
+FLOATS = (0.0, -0.0, 1.5, 1e30, 0.1, float("nan"), float("inf"), float("-inf"))
+EDGES = {
+    0x50: [b"\x00", b"\x7f", b"\xff"],
+    0x54: [b"\x00", b"\x7f", b"\x80", b"\xff"],
+    0x60: [b"\x00\x00", b"\xff\xff"],
+    0x61: [b"\x00\x01", b"\x7f\xff", b"\x80\x00"],
+    0x70: [struct.pack(">I", number) for number in (0, 9, 10, 2**32 - 1)],
+    0x71: [struct.pack(">i", number) for number in (0, -1, 2**31 - 1, -(2**31))],
+    0x80: [struct.pack(">Q", number) for number in (0, 10**19, 2**64 - 1)],
+    0x81: [struct.pack(">q", number) for number in (0, -1, 2**63 - 1, -(2**63))],
+    0x72: [struct.pack(">f", number) for number in FLOATS],
+    0x82: [struct.pack(">d", number) for number in FLOATS],
+    0x83: [struct.pack(">q", number) for number in (0, -1, 10**12, 10**15, -(10**15), 2**63 - 1, -(2**63))],
+    0x98: [UUID(int=number).bytes for number in (0, 2**128 - 1, 0x0123456789ABCDEF << 60)],
+    0xA0: [b"\0", b"\1a", b"\3\xff\0a"],
+    0xA1: [b"\0", b"\1a", b"\2\xc3\xa9", b'\1"', b"\1\\", b"\1\n", b"\1\xff"],
+    0xA3: [b"\0", b"\1a", b"\2\xc3\xa9", b'\1"'],
+    0xB0: [b"\0\0\0\0", b"\0\0\0\1a"],
+    0xB1: [b"\0\0\0\0", b"\0\0\0\1a", b"\0\0\0\1\xff"],
+    0xB3: [b"\0\0\0\0", b"\0\0\0\1a", b"\0\0\0\1\xff"],
+}
+"""By constructor: the bytes of values."""
+
+
+@pytest.mark.parametrize("code", [*EDGES], ids=hex)
+def test_a_field_with_values_of_one_type_is_decoded_alike(code: int) -> None:
+    """It is the id, the subject, the routing key and an application property."""
+    values = [bytes((code,)) + raw for raw in EDGES[code]] * LEARNED_FROM
+    messages = []
+    for value in values[:LEARNED_FROM]:
+        properties = PROPERTIES + compound(0xC0, [value, b"\x40", b"\x40", value])
+        key = ANNOTATIONS + compound(0xC1, [ROUTING_KEY, value])
+        messages += [properties, key + properties, APPLICATION + compound(0xC1, [encoded("a"), value])]
+
+    assert_equal(messages)
+    assert_equal([VALUE + value for value in values[:LEARNED_FROM]])
+
+
+def test_a_symbol_that_is_no_ascii_is_damage_also_if_symbols_differ() -> None:
+    symbols = [b"text/%d" % (number % 10) for number in range(LEARNED_FROM)]
+    symbols[7] = "té/1".encode() + b"."
+
+    assert_equal([PROPERTIES + compound(0xC0, [b"\x40"] * 6 + [sized(0xA3, symbol)]) for symbol in symbols])
 
 
 def test_a_short_section_that_ends_like_long_ones_is_not_taken_for_one() -> None:
@@ -340,6 +386,18 @@ def test_a_new_kind_of_message_is_learned_after_many_others(singles: list[bytes]
 
     assert singles == []
     assert len(amqp._columns._templates[0x74]) == _amqp_columns.TEMPLATES_MAX
+
+
+def test_values_that_differed_once_may_differ_together(singles: list[bytes]) -> None:
+    amqp = AmqpDecoder()
+    for pairs in ([(at, 0) for at in range(LEARNED_FROM)], [(0, at) for at in range(LEARNED_FROM)], [(7, 8)]):
+        messages = [
+            APPLICATION + compound(0xC1, [encoded("a"), encoded(f"{a}"), encoded("b"), encoded(f"{b}")])
+            for a, b in pairs
+        ]
+        amqp.columns(RecordBytes.of(messages), ["headers"])
+
+    assert singles == []
 
 
 def test_blocks_of_records_are_joined_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
