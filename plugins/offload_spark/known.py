@@ -90,23 +90,21 @@ class KnownStreams:
         """Find the streams, and their parts if that is due."""
         now = self._env.monotonic()
         is_due = now - self._looked_at >= self._look_seconds
-        if is_due:
-            self._looked_at = now
-            self._empty.clear()
         if named := self.options.streams.names:
             if is_due:
                 names = [*dict.fromkeys(named)]
-                parts = await each_of(self.catalogue.parts, names)
+                later = await each_of(self.catalogue.parts, names)
                 self._parts = {
-                    name: [StreamPart(name), *more] for name, more in zip(names, parts, strict=True)
+                    name: [StreamPart(name), *more] for name, more in zip(names, later, strict=True)
                 }
-            return
         # The names of all parts are in the list. While it is the same, no part was begun.
-        names = await self.catalogue.streams()
-        if names != self._names:
+        elif (names := await self.catalogue.streams()) != self._names:
             every = {parts[0].first: parts for parts in await grouped(self.catalogue, names=names)}
             self._parts = {name: every[name] for name in self.options.streams.of([*every])}
             self._names = names
+        if is_due:  # not before: a look that failed is made again by the next call
+            self._looked_at = now
+            self._empty.clear()
 
     async def _refreshed(self, name: str) -> dict[int, StreamView]:
         """Return the newest view of each part that has data; none if a stream has none and was not named."""

@@ -6,7 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from offload_conformance import ledger_of
@@ -21,7 +21,7 @@ from spark.test_parts import begin, write
 
 from offload import Blocking
 from offload.env import Env
-from offload.errors import StreamDeleted
+from offload.errors import StreamDeleted, TryAgain
 from offload.upkeep.retention import delete_stream
 
 STREAMS = 40
@@ -112,6 +112,21 @@ def test_a_named_stream_that_is_deleted_is_an_error(made: Tier) -> None:
 
     with pytest.raises(StreamDeleted, match=r"'s00' of .* was deleted"):
         made.blocking.run(latest(streams, mark, TailLimit(), None))
+
+
+def test_a_look_that_failed_is_made_again(made: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the query would take its streams for deleted, or read none."""
+    streams = known(made, stream="s00")
+
+    async def refused(*_: object) -> NoReturn:
+        raise TryAgain("the store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(made.blocking.catalogue), "parts", refused)
+        with pytest.raises(TryAgain):
+            made.blocking.run(initial(streams))
+
+    assert list(made.blocking.run(initial(streams)).places) == ["s00"]
 
 
 def test_streams_are_asked_several_at_a_time_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
