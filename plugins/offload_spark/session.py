@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.errors import Misuse
@@ -22,24 +23,37 @@ QUIET: Final[Mapping[str, str]] = {
 }
 
 
+JAR: Final = Path(__file__).parent / "jvm" / "offload-spark.jar"
+"""The jar of the Java reader. The driver and every executor need it."""
+
+EXTENSION: Final = "ledgeroffload.spark.JavaReader"
+
+
 def session(
-    *, master: str | None = None, name: str = "ledger-offload", conf: Mapping[str, str] | None = None
+    *,
+    master: str | None = None,
+    name: str = "ledger-offload",
+    conf: Mapping[str, str] | None = None,
+    java: bool = False,
 ) -> SparkSession:
     """Return a session in which `format("offload")` works. A running session is used, with its settings.
 
-    `master` defaults to that of the environment, else `local[*]`. Raises `Misuse` if there is no Java, or if
-    this version of PySpark is not supported.
+    `master` defaults to that of the environment, else `local[*]`. With `java`, the Java reader reads what it
+    can (docs/spark.md). Raises `Misuse` if there is no Java, if this version of PySpark is not supported, and
+    with `java` if a running session, which is left as it is, was started without that reader.
     """
     prepare()
     check_version()
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(name)
-    for key, value in ({**QUIET, **(conf or {})}).items():
+    builder, given = SparkSession.builder.appName(name), conf or {}
+    for key, value in ({**QUIET, **given, **(java_reader(given) if java else {})}).items():
         builder = builder.config(key, value)
     if master is not None:
         builder = builder.master(master)
     spark = builder.getOrCreate()
+    if java and EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        raise Misuse("a session without the Java reader runs already: stop it, and call this again")
     register(spark)
     return spark
 
@@ -47,13 +61,18 @@ def session(
 def register(spark: Any) -> None:
     """Make `spark.read.format("offload")` work in this session, with filters pushed down.
 
-    Raises `Misuse` if this version of PySpark is not supported.
+    If the session was started with the Java reader, that reads what it can (docs/spark.md). Raises `Misuse`
+    if this version of PySpark is not supported.
     """
     check_version()
     from offload_spark.source import PushdownDataSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(PushdownDataSource)
+    if EXTENSION in spark.conf.get("spark.sql.extensions", "").split(","):
+        from offload_spark.java_plans import JavaPlanSource
+
+        spark.dataSource.register(JavaPlanSource)
 
 
 def check_version() -> None:
@@ -67,3 +86,9 @@ def check_version() -> None:
             f"PySpark {pyspark.__version__} is too old: format('offload') needs {least} or newer, here and "
             f'on the cluster; run: pip install "pyspark>={least}"'
         )
+
+
+def java_reader(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the Java reader: those of `conf` with its jar and its extension behind them."""
+    ours = {"spark.jars": str(JAR), "spark.sql.extensions": EXTENSION}
+    return {name: ",".join(filter(None, (conf.get(name), value))) for name, value in ours.items()}

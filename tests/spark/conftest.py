@@ -48,10 +48,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory, worker_path: str) -> Iterato
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.connect.grpc.binding.port": "0",
+        "spark.offload.reader": "python",  # a test of the Java reader chooses it
     }
     with pytest.MonkeyPatch.context() as patched:  # the JVM and its workers keep this environment
         patched.setenv("PYTHONPATH", worker_path)
-        found = session(master="local[2,2]", name="tests", conf=conf)
+        found = session(master="local[2,2]", name="tests", conf=conf, java=True)
     yield found
     found.stop()
 

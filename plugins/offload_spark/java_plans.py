@@ -1,0 +1,178 @@
+"""Plans for the Java reader, as text. Its tasks read files of a folder without Python (`jvm`).
+
+The data source of this module plans as `source` does, in the same process beside the driver. So streams,
+offsets, filters, keys and manifests are understood in one place. A partition is a JSON text here. The first
+one tells the version, and why the Python source must read instead, if it must.
+
+Invariant: a plan names only what the Java reader reads completely: fragments in a folder of this machine's
+file system that are not encrypted, and numbers below 2^63.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, Final
+from urllib.parse import unquote
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from offload.blocking import Blocking
+from offload.contracts.catalogue import Catalogue
+from offload.formats.keys import StreamKeys
+from offload.model.entry import Entry, entries_of_rows
+from offload.native.offloader import ObjectStoreOffloader
+from offload.plugins import Plugins
+from offload.streams.tables import count_messages
+from offload_spark.bounds import ScanBounds
+from offload_spark.columns import Columns
+from offload_spark.options import ReadOptions
+from offload_spark.planning import PlannedPart, chosen, plan
+from offload_spark.source import OffloadDataSource, PrunedReader
+
+__all__ = ["JavaPlanSource"]
+
+
+PLAN_VERSION: Final = 1
+"""The version of the plans. A jar refuses any other: `PythonPlans.VERSION`. Raise both with each change."""
+
+TAIL_SIZE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest tail that a Java task holds. An index of the most chunks that are possible has 21 MiB."""
+
+LONG_MAX: Final = 2**63 - 1
+COUNT: Final = "count"
+
+
+class JavaPlanSource(OffloadDataSource):
+    """The source of plans. Its option `javaplan` is `parts`, or `count` for the number of records alone."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name by which the jar asks for it."""
+        return "offload_java_plan"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader whose partitions are texts."""
+        options = self._options()
+        columns = Columns.of(schema, options, Plugins.find())
+        return JavaPlanReader(options, columns, wanted=self.options.get("javaplan", "parts"))
+
+    def _options(self) -> ReadOptions:
+        return ReadOptions.of(
+            {name: text for name, text in self.options.items() if name.lower() != "javaplan"}
+        )
+
+
+class JavaPlanReader(PrunedReader):
+    """A reader that plans, and never reads."""
+
+    version = PLAN_VERSION
+
+    def __init__(self, options: ReadOptions, columns: Columns, *, wanted: str) -> None:
+        super().__init__(options, columns)
+        self._wanted = wanted
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the head of the plan, and the partitions of the read (`planning.plan`)."""
+        head: dict[str, Any] = {"version": self.version, "release": metadata.version("ledger-offload")}
+        texts = list[str]()
+        with self._open() as tier:
+            if self._wanted == COUNT:
+                head[COUNT] = tier.run(count_all(tier.catalogue, self._options))
+            elif reason := reason_of_place(tier, self._options):
+                head["reason"] = reason
+            else:
+                planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
+                head["reason"] = reason_of_parts(planned)
+                if not head["reason"]:
+                    root = unquote(tier.catalogue.url.removeprefix("file://"))
+                    texts = [
+                        json.dumps({"parts": [_part(each, root) for each in parts]}) for parts in planned
+                    ]
+        return [InputPartition(text) for text in (json.dumps(head), *texts)]
+
+
+async def count_all(catalogue: Catalogue, options: ReadOptions) -> int:
+    """Return the number of records of a read without filters. Fetches at most two indexes of each part."""
+    counted, strict = 0, options.fail_on_data_loss
+    for stream in await chosen(catalogue, options, ScanBounds()):
+        start = await stream.place_of(options.start, strict=strict)
+        end = await stream.place_of(options.end, strict=strict)
+        for reader in stream.readers:
+            first, until = stream.begin_in(reader, start), stream.begin_in(reader, end)
+            counted += await count_messages(catalogue, reader, first, until=until)
+    return counted
+
+
+def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
+    """Return why the Java reader cannot read this tier; an empty text if it can."""
+    catalogue = tier.catalogue
+    if not isinstance(catalogue, ObjectStoreOffloader):
+        return f"{catalogue.url} is no tier of ledger-offload"
+    if not catalogue.url.startswith("file://"):
+        return f"{catalogue.url} is no folder"
+    if options.tier.encrypted_only:
+        return "the option encryptedOnly is true"
+    tier.run(catalogue.open())
+    return "" if catalogue.store is catalogue.data else "the tier has hashed keys or a commit store"
+
+
+def reason_of_parts(planned: Sequence[Sequence[PlannedPart]]) -> str:
+    """Return why the Java reader cannot read these parts; an empty text if it can."""
+    for part in (part for parts in planned for part in parts):
+        entries, name = part.committed.entries, part.committed.stream
+        if entries["encrypted"].any():
+            return f"stream {name!r} has encrypted fragments"
+        if (
+            int(entries["tail_size_bytes"].max()) > TAIL_SIZE_BYTES_MAX
+            or not entries["tail_size_bytes"].all()
+        ):
+            return f"stream {name!r} has a fragment without an index, or with one that is too large"
+        if max(_greatest(entries), part.until) > LONG_MAX:
+            return f"stream {name!r} has a number that does not fit a column"
+    return ""
+
+
+def _greatest(entries: Any) -> int:
+    names = ("records", "data_size_bytes", "stored_size_bytes", "ledger_id")
+    ends = entries["first_offset"] + entries["records"]
+    return max(int(ends.max()), *(int(entries[name].max()) for name in names))
+
+
+def _part(part: PlannedPart, root: str) -> Mapping[str, Any]:
+    committed, bounds = part.committed, part.bounds
+    return {
+        "name": part.of.first,
+        "number": part.of.number,
+        "stream": committed.stream,
+        "incarnation": committed.incarnation.hex,
+        "first": part.first,
+        "until": part.until,
+        "low_offset": bounds.first_offset,
+        "high_offset": min(bounds.next_offset, LONG_MAX),
+        "first_timestamp_ms": bounds.first_timestamp_ms,
+        "last_timestamp_ms": bounds.last_timestamp_ms,
+        "fragments": [_fragment(each, committed.stream, root) for each in entries_of_rows(committed.entries)],
+    }
+
+
+def _fragment(entry: Entry, stream: str, root: str) -> Mapping[str, Any]:
+    key = StreamKeys(stream).fragment(entry.first_offset, entry.attempt)
+    return {
+        "file": f"{root}/{key}",
+        "key": key,
+        "attempt": entry.attempt.hex,
+        "first_offset": entry.first_offset,
+        "records": entry.records,
+        "messages": entry.messages,
+        "first_timestamp_ms": entry.first_timestamp_ms,
+        "last_timestamp_ms": entry.last_timestamp_ms,
+        "data_size_bytes": entry.data_size_bytes,
+        "stored_size_bytes": entry.stored_size_bytes,
+        "tail_size_bytes": entry.tail_size_bytes,
+        "ledger_id": entry.ledger_id,
+        "copied": entry.copied,
+        "codec": entry.codec,
+    }

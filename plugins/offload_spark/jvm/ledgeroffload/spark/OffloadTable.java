@@ -1,0 +1,176 @@
+package ledgeroffload.spark;
+
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
+import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.read.LocalScan;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
+import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * The table of a batch read. What Java cannot read, the scan of the Python source reads, which it replaces.
+ *
+ * <p>Spark filters every row again, as it does for the Python source: filters only narrow what is fetched.
+ */
+final class OffloadTable implements SupportsRead {
+    /** The columns that Java makes. The others are those of a decoder. */
+    private static final Set<String> COLUMNS =
+            Set.of("stream", "ledger", "offset", "timestamp", "key", "value", "part");
+
+    private final SparkSession session;
+    private final PythonTable python;
+
+    OffloadTable(SparkSession session, PythonTable python) {
+        this.session = session;
+        this.python = python;
+    }
+
+    @Override
+    public String name() {
+        return python.name();
+    }
+
+    @Override
+    public Column[] columns() {
+        return python.columns();
+    }
+
+    @Override
+    public Map<String, String> properties() {
+        return python.properties();
+    }
+
+    @Override
+    public Set<TableCapability> capabilities() {
+        return Set.of(TableCapability.BATCH_READ);
+    }
+
+    @Override
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+        return new Builder(options);
+    }
+
+    private final class Builder implements SupportsPushDownFilters, SupportsPushDownRequiredColumns,
+            SupportsPushDownAggregates {
+        private final CaseInsensitiveStringMap options;
+        private final StructType all;
+        private StructType wanted;
+        private Filter[] filters = new Filter[0];
+        private boolean isCount;
+
+        Builder(CaseInsensitiveStringMap options) {
+            this.options = options;
+            this.all = org.apache.spark.sql.connector.catalog.CatalogV2Util.v2ColumnsToStructType(columns());
+            this.wanted = all;
+        }
+
+        @Override
+        public Filter[] pushFilters(Filter[] given) {
+            filters = given;
+            return given;
+        }
+
+        @Override
+        public Filter[] pushedFilters() {
+            return new Filter[0];
+        }
+
+        @Override
+        public void pruneColumns(StructType required) {
+            wanted = required;
+        }
+
+        @Override
+        public boolean supportCompletePushDown(Aggregation aggregation) {
+            return isCountOfAll(aggregation);
+        }
+
+        @Override
+        public boolean pushAggregation(Aggregation aggregation) {
+            isCount = isCountOfAll(aggregation);
+            return isCount;
+        }
+
+        private static boolean isCountOfAll(Aggregation aggregation) {
+            return aggregation.groupByExpressions().length == 0
+                    && aggregation.aggregateExpressions().length == 1
+                    && aggregation.aggregateExpressions()[0] instanceof CountStar;
+        }
+
+        @Override
+        public Scan build() {
+            if (isCount) {
+                return new Counted(
+                        PythonPlans.plan(session, options, all, new Filter[0], "count").count());
+            }
+            String reason = reasonAgainst();
+            if (reason.isEmpty()) {
+                boolean push = session.sessionState().conf().pythonFilterPushDown()
+                        && options.getBoolean("pushdown", true);
+                PythonPlans.Planned planned = PythonPlans.plan(
+                        session, options, all, push ? filters : new Filter[0], "parts");
+                if (planned.reason().isEmpty()) {
+                    return new OffloadScan(wanted, planned.partitions());
+                }
+                reason = planned.reason();
+            }
+            org.slf4j.LoggerFactory.getLogger(OffloadTable.class)
+                    .info("ledger-offload: the Python source reads: {}", reason);
+            ScanBuilder builder = python.newScanBuilder(options);
+            if (builder instanceof SupportsPushDownFilters pushing) {
+                pushing.pushFilters(filters);
+            }
+            return builder.build();
+        }
+
+        private String reasonAgainst() {
+            boolean isDecoded = !options.getOrDefault("decode", "").isEmpty();
+            for (String name : wanted.fieldNames()) {
+                if (!COLUMNS.contains(name) || isDecoded && name.equals("key")) {
+                    return "a decoder makes the column " + name;
+                }
+            }
+            return "";
+        }
+    }
+
+    /** The count of all records, from manifests and indexes alone. */
+    private static final class Counted implements LocalScan {
+        private final long count;
+
+        Counted(long count) {
+            this.count = count;
+        }
+
+        @Override
+        public StructType readSchema() {
+            return new StructType().add("count", DataTypes.LongType, false);
+        }
+
+        @Override
+        public InternalRow[] rows() {
+            return new InternalRow[] {new GenericInternalRow(new Object[] {count})};
+        }
+
+        @Override
+        public String description() {
+            return "offload: counted from the indexes, no record is read";
+        }
+    }
+}

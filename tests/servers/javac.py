@@ -1,0 +1,50 @@
+"""The compiler of Spark's Java reader: a javac of version 17, of this machine or of Debian."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from servers.recipes import CannotBeHad, DebianPackages
+
+VERSION: Final = "javac 17."
+
+
+class Compiler(DebianPackages):
+    """The packages of Debian, unpacked only if this machine has no javac of the version."""
+
+    def install(self) -> None:
+        """Install the program unless there is one. Raises `CannotBeHad`; then nothing of it is left."""
+        if javac() is None:
+            super().install()
+
+
+RECIPE: Final = Compiler("javac", ("openjdk-17-jdk-headless", "openjdk-17-jre-headless"))
+
+
+def javac() -> str | None:
+    """Return a compiler that can be run; None if there is none."""
+    ours = RECIPE.folder / "usr" / "lib" / "jvm"
+    for each in (shutil.which("javac"), *map(str, sorted(ours.glob("java-17-openjdk-*/bin/javac")))):
+        if each is not None and _version_of(each).startswith(VERSION):
+            return each
+    return None
+
+
+def _version_of(program: str) -> str:
+    try:
+        return subprocess.run([program, "-version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+@contextmanager
+def compiler() -> Iterator[str]:
+    """Yield a compiler that can be run. Raises `CannotBeHad` if there is none."""
+    found = javac()
+    if found is None:
+        raise CannotBeHad("it needs a javac of version 17, which is not here")
+    yield found

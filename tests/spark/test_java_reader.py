@@ -1,0 +1,495 @@
+"""The Java reader gives the rows and the errors of the Python source, and says when it reads.
+
+Most tests drive its task through Py4J, in the JVM of the session and without a query of Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Self
+
+import lz4.frame
+import pytest
+from offload_conformance import ledgers
+from offload_spark import session
+from offload_spark.bounds import ScanBounds
+from offload_spark.columns import Columns, schema_of
+from offload_spark.java_plans import JavaPlanReader, JavaPlanSource
+from offload_spark.options import ReadOptions
+from offload_spark.planning import PlannedPart, plan
+from offload_spark.scan import Scan
+from pyspark.sql.functions import expr
+from spark.in_process import PLUGINS
+
+from offload import Blocking, Compression, MemoryHandle, StreamWriter, build_chunk
+from offload.arrow.batches import BatchMaker
+from offload.errors import Corrupt, Misuse
+from offload.formats.checksums import crc32c
+from offload.formats.codecs import Codec
+from offload.formats.entries import SubBatch, encode_entries
+from offload.formats.fragment import FragmentTail
+from offload.native.place import TierPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+READER = "spark.offload.reader"
+COLUMNS = "stream,part,ledger,offset,timestamp,value"
+SHAPES = ("simple", "sub_batches", "with_tracking", "clock_goes_back", "before_1970")
+ALL = ScanBounds()
+Row = tuple[Any, ...]
+
+
+@pytest.fixture
+def reader(spark: SparkSession) -> Iterator[Any]:
+    """Return a function that chooses the reader. After the test it is the Python source again."""
+    yield lambda name: spark.conf.set(READER, name)
+    spark.conf.set(READER, "python")
+
+
+@pytest.fixture(scope="module", params=["none", "zstd", "lz4"])
+def shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a stream of each shape, and one with a sub-batch of each compression."""
+    url, plan = str(tmp_path_factory.mktemp("shapes")), compressed(request.param)
+    for name in SHAPES:
+        write(url, name, getattr(ledgers, name)().ledgers(3), plan=plan)
+    bodies = [b"body %d" % number * number for number in range(40)]
+    batches = [SubBatch.of(bodies, codec) for codec in Codec]
+    entries = [b"alone", batches[0], b"", *batches[1:], b"last"]
+    write(url, "codecs", [MemoryHandle([build_chunk(entries, offset=0, timestamp_ms=5, epoch=1)])], plan=plan)
+    # Several blocks, and chunks that stay plain among those that shrink.
+    bodies = [[Random(n).randbytes(9000) if n % 5 == 3 else b"the same " * 900] * 2 for n in range(40)]
+    chunks = [build_chunk(each, offset=2 * n, timestamp_ms=n, epoch=1) for n, each in enumerate(bodies)]
+    write(url, "large", [MemoryHandle(chunks)], plan=plan)
+    return url
+
+
+def compressed(text: str) -> TierPlan:
+    return TierPlan(compression=Compression.parse(text))
+
+
+def write(url: str, stream: str, handles: Sequence[Any], **given: Any) -> None:
+    with Blocking(url, **given) as tier:
+        tier.run(tier.offloader.open(create=True))
+        first = handles[0].first_offset
+
+        async def run() -> None:
+            await (await StreamWriter.claim(tier.offloader, stream, first_offset=first)).offload(handles)
+
+        tier.run(run())
+
+
+def options_of(url: str, **given: str) -> ReadOptions:
+    return ReadOptions.of({"path": url, "columns": COLUMNS} | given)
+
+
+def plan_of(url: str, bounds: ScanBounds, **given: str) -> list[str]:
+    """Return the texts of the plan for Java, as Spark would get them."""
+    options = options_of(url, **given)
+    planner = JavaPlanReader(
+        options, Columns.of(schema_of(options, PLUGINS), options, PLUGINS), wanted="parts"
+    )
+    planner._bounds = bounds
+    return [partition.value for partition in planner.partitions()]
+
+
+def by_java(spark: SparkSession, url: str, bounds: ScanBounds = ALL, **given: str) -> list[Row]:
+    head, *texts = plan_of(url, bounds, **given)
+    assert not json.loads(head)["reason"]
+    return [row for text in texts for row in task_by_java(spark, text, given.get("columns", COLUMNS))]
+
+
+def task_by_java(spark: SparkSession, text: str, columns: str = COLUMNS) -> list[Row]:
+    """Run one task. Raises Py4J's error, with the text of Java's."""
+    jvm: Any = spark.sparkContext._jvm
+    package = jvm.ledgeroffload.spark
+    types = {"stream": "string", "part": "int", "timestamp": "timestamp", "value": "binary", "key": "binary"}
+    ddl = ", ".join(f"{name} {types.get(name, 'bigint')}" for name in columns.split(","))
+    schema = jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl)
+    task, found = package.PartReader(package.TaskPlan.of(text), schema), list[Row]()
+    try:
+        while task.next():
+            batch = task.get()
+            found += zip(
+                *(_column(batch, index, name) for index, name in enumerate(columns.split(","))), strict=True
+            )
+    finally:
+        task.close()
+    return found
+
+
+def _column(batch: Any, index: int, name: str) -> list[Any]:
+    get = {
+        "stream": lambda column, row: str(column.getUTF8String(row)),
+        "part": lambda column, row: column.getInt(row),
+        "value": lambda column, row: bytes(column.getBinary(row)),
+        "key": lambda column, row: None if column.isNullAt(row) else column.getBinary(row),
+    }.get(name, lambda column, row: column.getLong(row))
+    column = batch.column(index)
+    return [get(column, row) for row in range(batch.numRows())]
+
+
+def by_python(url: str, bounds: ScanBounds = ALL, **given: str) -> list[Row]:
+    """Return the rows of the Python source, without Spark."""
+    options = options_of(url, **given)
+    with Blocking(url) as tier:
+        return task_by_python(tier, options, tier.run(plan(tier.catalogue, options, bounds)))
+
+
+def task_by_python(
+    tier: Blocking, options: ReadOptions, planned: Sequence[Sequence[PlannedPart]]
+) -> list[Row]:
+    columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
+    maker = BatchMaker(schema=columns.arrow, decoder=None, rows_max=1000, size_bytes_max=2**20)
+    scan, found = Scan(tier=tier, maker=maker, fail_on_data_loss=True), list[Row]()
+    for batch in (batch for parts in planned for batch in scan.batches(parts)):
+        arrays = [
+            array.cast("int64") if name == "timestamp" else array
+            for name, array in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        found += zip(*(array.to_pylist() for array in arrays), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("stream", [*SHAPES, "codecs", "large"])
+def test_every_shape_gives_the_rows_of_the_python_source(
+    spark: SparkSession, shapes: str, stream: str
+) -> None:
+    expected = by_python(shapes, stream=stream)
+
+    assert expected
+    assert by_java(spark, shapes, stream=stream) == expected
+    assert by_java(spark, shapes, stream=stream, columns="key,offset") == [(None, row[3]) for row in expected]
+    assert by_java(spark, shapes, stream=stream, columns="offset,timestamp") == [row[3:5] for row in expected]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("sums", [True, False])
+@pytest.mark.parametrize("sized", [True, False])
+def test_frames_of_lz4_of_every_kind_are_read(
+    spark: SparkSession, tmp_path: Path, linked: bool, sums: bool, sized: bool
+) -> None:
+    """Blocks that depend on each other too, which Java's own library refuses; more than one of them."""
+    bodies = [bytes(number % 251 for number in range(at, at + 3000)) for at in range(0, 90_000, 1000)]
+    bodies.append(Random(1).randbytes(70_000))
+    plain = encode_entries(bodies)
+    payload = lz4.frame.compress(
+        plain, block_linked=linked, content_checksum=sums, block_checksum=sums, store_size=sized,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+    )  # fmt: skip
+    batch = SubBatch(
+        codec=Codec.LZ4, records=len(bodies), uncompressed_size_bytes=len(plain), payload=payload
+    )
+    url = str(tmp_path / "tier")
+    write(url, "orders", [MemoryHandle([build_chunk([batch], offset=0, timestamp_ms=1, epoch=1)])])
+
+    assert [row[0] for row in by_java(spark, url, columns="value")] == bodies
+
+
+@pytest.mark.parametrize("stream", ["sub_batches", "with_tracking", "codecs", "large"])
+def test_bounds_cut_the_same_rows(spark: SparkSession, shapes: str, stream: str) -> None:
+    last = by_python(shapes, stream=stream)[-1][3]
+    for bounds in (
+        ScanBounds(first_offset=3, next_offset=last - 2),
+        ScanBounds(first_offset=last, next_offset=last + 1),
+        ScanBounds(first_timestamp_ms=ledgers.BIRTH_MS + 10),
+    ):
+        expected = by_python(shapes, bounds, stream=stream, minPartitions="3")
+        for columns, first in ((COLUMNS, 0), ("offset,timestamp", 3)):
+            found = by_java(spark, shapes, bounds, stream=stream, minPartitions="3", columns=columns)
+            assert found == [row[first : 5 if first else 6] for row in expected]
+
+
+class Damaged:
+    """A stream of one fragment, whose bytes can be changed."""
+
+    def __init__(
+        self, folder: Path, spark: SparkSession, chunks: Sequence[bytes], compression: str = "none"
+    ) -> None:
+        self.url, self.spark = str(folder / "tier"), spark
+        write(self.url, "orders", [MemoryHandle([*chunks])], plan=compressed(compression))
+        (self.path,) = (folder / "tier").rglob("*.fragment")
+        self.sound = self.path.read_bytes()
+        (self.text,) = plan_of(self.url, ALL)[1:]
+        self.options = options_of(self.url)
+        self.tier = Blocking(self.url)
+        self.planned = self.tier.run(plan(self.tier.catalogue, self.options, ALL))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tier.close()
+
+    def same(self, data: bytes) -> str:
+        """Return where both readers find the damage, and which; an empty text if they find none."""
+        self.path.write_bytes(data)
+        try:
+            expected = task_by_python(self.tier, self.options, self.planned)
+            error = ""
+        except Corrupt as damage:
+            error = f"{damage.where} at byte {damage.position}: {damage.what}"
+        try:
+            assert task_by_java(self.spark, self.text) == expected
+            assert not error
+        except Exception as failure:
+            if not error:
+                raise
+            said = str(getattr(failure, "java_exception", failure))
+            assert f"Damage: stream 'orders': {error}: expected " in said, (error, said)
+        return error
+
+    @property
+    def tail_start(self) -> int:
+        return int.from_bytes(self.sound[-28:-20], "big")
+
+    def resealed(self, at: int, value: bytes) -> bytes:
+        """Return the fragment with other bytes in its trailer, whose checksum is right."""
+        trailer = bytearray(self.sound[-180:])
+        trailer[at : at + len(value)] = value
+        return self.sound[:-180] + bytes(trailer[:-4]) + crc32c(trailer[:-4]).to_bytes(4, "big")
+
+
+@pytest.fixture
+def damaged(spark: SparkSession, tmp_path: Path) -> Iterator[Damaged]:
+    chunks = [build_chunk([b"one", b"two"], offset=2 * n, timestamp_ms=n, epoch=1) for n in range(3)]
+    with Damaged(tmp_path, spark, chunks) as made:
+        yield made
+
+
+def test_a_flipped_bit_is_reported_as_the_python_source_reports_it(damaged: Damaged) -> None:
+    """In each byte of the second chunk and each third of the tail: one bit, another from byte to byte."""
+    size = (damaged.tail_start - 16) // 3
+    places = [*range(16 + size, 16 + 2 * size), *range(damaged.tail_start, len(damaged.sound), 3)]
+    found = set[str]()
+    for at in places:
+        data = bytearray(damaged.sound)
+        data[at] ^= 1 << at % 8
+        found.add(damaged.same(bytes(data)).rpartition(": ")[2])
+    assert found >= {"stored chunk checksum", "chunk offset", "tail checksum", "trailer checksum"}
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_damage_of_blocks_is_reported_as_the_python_source_reports_it(
+    spark: SparkSession, tmp_path: Path, compression: str
+) -> None:
+    """Of two blocks and of a chunk that stays plain; in the tail too, whose sections are compressed."""
+    bodies = [b"one " * 9000, b"two " * 9000, Random(1).randbytes(500), b"three " * 9000]
+    chunks = [build_chunk([each], offset=n, timestamp_ms=n, epoch=1) for n, each in enumerate(bodies)]
+    with Damaged(tmp_path, spark, chunks, compression) as damaged:
+        found = set[str]()
+        for at in [*range(16, damaged.tail_start, 37), *range(damaged.tail_start, len(damaged.sound), 29)]:
+            data = bytearray(damaged.sound)
+            data[at] ^= 1 << at % 8
+            found.add(damaged.same(bytes(data)).rpartition(": ")[2])
+        assert found >= {"checksum of a block", "tail checksum", "trailer checksum"}
+
+
+def test_a_chunk_that_is_damaged_before_its_compression_is_located_at_its_block(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """All checksums of stored bytes are right, as if the writer's memory had failed."""
+    chunk = build_chunk([b"one " * 9000], offset=0, timestamp_ms=1, epoch=1)
+    with Damaged(tmp_path, spark, [chunk], "lz4") as damaged:
+        data, start = bytearray(damaged.sound), damaged.tail_start
+        tail = FragmentTail.decode(bytes(data[start:]), where="", size_bytes=len(data))
+        blocks = tail.sections["blocks"]
+        assert (tail.trailer.codec, blocks.codec, blocks.size_bytes) == (2, 0, 16)
+        data[18 + 20] ^= 1  # in the block, where the header of the chunk comes from
+        directory = len(data) - 180 - 48 * len(tail.sections)
+        for at, sealed in (
+            (blocks.position + 12, slice(16, start)),
+            (directory + 48 * blocks.number + 44, slice(blocks.position, blocks.stop)),
+            (len(data) - 8, slice(start, -180)),
+            (len(data) - 4, slice(-180, -4)),
+        ):
+            data[at : at + 4] = crc32c(data[sealed]).to_bytes(4, "big")
+
+        assert damaged.same(bytes(data)).endswith("at byte 16: chunk size_bytes")
+
+
+@pytest.mark.parametrize(
+    ("at", "size"),
+    [(7, 1), (8, 32), (40, 16), (56, 16), *((at, 8) for at in range(72, 160, 8)), (160, 4), (164, 4)],
+)
+def test_a_wrong_trailer_with_a_right_checksum_is_reported_the_same(
+    damaged: Damaged, at: int, size: int
+) -> None:
+    for value in (bytes(size), b"\xff" * size, (1).to_bytes(size, "big"), (2**7).to_bytes(size, "big")):
+        if at in (80, 88):  # epoch and base version: of no use to a reader
+            assert not damaged.same(damaged.resealed(at, value))
+        elif value != damaged.sound[-180 + at :][:size]:
+            assert damaged.same(damaged.resealed(at, value))
+
+
+def test_a_cut_object_is_reported(damaged: Damaged) -> None:
+    for size in (0, 16, len(damaged.sound) - 1):
+        damaged.path.write_bytes(damaged.sound[:size])
+        with pytest.raises(Exception, match=r"stream 'orders': .* at byte 0: object size: expected"):
+            task_by_java(damaged.spark, damaged.text)
+
+
+def test_records_before_the_damage_are_delivered_first(damaged: Damaged) -> None:
+    data = bytearray(damaged.sound)
+    data[damaged.tail_start - 1] ^= 1
+    damaged.path.write_bytes(data)
+    jvm: Any = damaged.spark.sparkContext._jvm
+    schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("offset bigint, value binary")
+    package = jvm.ledgeroffload.spark
+    task = package.PartReader(package.TaskPlan.of(damaged.text), schema)
+
+    assert task.next()
+    assert task.get().numRows() == 4
+    with pytest.raises(Exception, match="stored chunk checksum"):
+        task.next()
+    task.close()
+
+
+BATCH = SubBatch.of([b"one", b"two"], Codec.NONE)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (replace(BATCH, uncompressed_size_bytes=13), "sub-batch size"),
+        (replace(BATCH, uncompressed_size_bytes=15), "sub-batch size"),
+        (replace(BATCH, uncompressed_size_bytes=2**32 - 1), "sub-batch size"),
+        (replace(BATCH, records=3), "entries of a sub-batch"),
+        (replace(BATCH, payload=BATCH.payload[:-1]), "sub-batch size"),
+        *(
+            (replace(SubBatch.of([b"a" * 99], codec), payload=b"no stream"), "stream")
+            for codec in list(Codec)[1:]
+        ),
+        *(
+            (replace(made, payload=made.payload + b"more"), "stream of a sub-batch")
+            for made in (SubBatch.of([b"a" * 99], codec) for codec in list(Codec)[1:])
+        ),
+        *(
+            (replace(made, payload=made.payload[:-1]), "stream of a sub-batch")
+            for made in (SubBatch.of([b"a" * 99], codec) for codec in list(Codec)[1:])
+        ),
+        *(
+            (replace(made, uncompressed_size_bytes=10), "sub-batch size")
+            for made in (SubBatch.of([b"a" * 10_000_000], codec) for codec in list(Codec)[1:])
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_sub_batch_is_reported_the_same(
+    spark: SparkSession, tmp_path: Path, entry: SubBatch, said: str
+) -> None:
+    chunk = build_chunk([b"before", entry], offset=0, timestamp_ms=1, epoch=1)
+
+    with Damaged(tmp_path, spark, [chunk]) as stream:
+        assert said in stream.same(stream.sound)
+
+
+class TestQueries:
+    """The rule in Spark's optimizer: which reader runs, and that both give the same."""
+
+    def both(self, spark: SparkSession, reader: Any, make: Any) -> list[Row]:
+        found = []
+        for name in ("java", "python"):
+            reader(name)
+            found.append(sorted(map(tuple, make().collect()), key=repr))
+        assert found[0] == found[1]
+        return found[0]
+
+    def frame(self, spark: SparkSession, url: str, **given: str) -> DataFrame:
+        return spark.read.format("offload").options(**given).load(url)
+
+    def plan(self, frame: DataFrame) -> str:
+        return str(frame._jdf.queryExecution().executedPlan().toString())
+
+    def test_real_streams_give_the_same_rows(self, spark: SparkSession, reader: Any, tier: str) -> None:
+        sums = "sum(xxhash64(part, ledger, offset, timestamp, key, value) % 1000003)"
+        rows = self.both(
+            spark, reader, lambda: self.frame(spark, tier).groupBy("stream").agg(expr("count(*)"), expr(sums))
+        )
+
+        assert sum(row[1] for row in rows) > 30_000
+
+    def test_filters_give_the_same_rows(self, spark: SparkSession, reader: Any, tier: str) -> None:
+        where = (
+            "stream = 'batches' and offset between 100 and 205 and offset != 150 or "
+            "stream in ('tiny', 'filtered') and timestamp >= '2000-01-01' and offset < 7"
+        )
+        rows = self.both(
+            spark, reader, lambda: self.frame(spark, tier).where(where).select("stream", "value")
+        )
+        assert rows
+
+    def test_a_count_reads_no_record(self, spark: SparkSession, reader: Any, tier: str) -> None:
+        reader("java")
+        frame = self.frame(spark, tier, startingOffsets='{"batches": 105}').groupBy().count()
+
+        assert "BatchScan" not in self.plan(frame)
+        assert self.both(spark, reader, lambda: frame.select("count"))[0][0] > 0
+        narrow = self.frame(spark, tier, stream="batches").where("offset < 105").groupBy().count()
+        assert self.both(spark, reader, lambda: narrow)[0][0] > 0
+
+    def test_explain_shows_the_reader(self, spark: SparkSession, reader: Any, tier: str) -> None:
+        reader("java")
+        frame = self.frame(spark, tier, decode="amqp")
+
+        assert "the Java reader" in self.plan(frame.select("offset", "value"))
+        assert "(Python)" in self.plan(frame.select("body"))
+        reader("python")
+        assert "(Python)" in self.plan(self.frame(spark, tier).select("offset"))
+
+    def test_what_java_cannot_read_the_python_source_reads(
+        self, spark: SparkSession, reader: Any, tmp_path: Path
+    ) -> None:
+        url = str(tmp_path / "tier")
+        chunk = build_chunk([b"body"] * 100, offset=0, timestamp_ms=1, epoch=1)
+        write(url, "orders", [MemoryHandle([chunk])], plan=TierPlan(hashed_keys=True))
+        reader("java")
+
+        frame = self.frame(spark, url).where("offset >= 98").select("offset")
+        assert "(Python)" in self.plan(frame)
+        assert [row[0] for row in frame.collect()] == [98, 99]
+
+    def test_another_reader_is_refused(self, spark: SparkSession, reader: Any, tier: str) -> None:
+        reader("perl")
+
+        with pytest.raises(Exception, match=r"spark\.offload\.reader is java or python, not perl"):
+            self.frame(spark, tier).collect()
+
+
+def test_a_running_session_without_the_reader_is_an_error(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload_spark.session.EXTENSION", "another.Extension")
+
+    with pytest.raises(Misuse, match="a session without the Java reader runs already"):
+        session(java=True)
+
+
+class OtherReader(JavaPlanReader):
+    """The plans of another release."""
+
+    version = 99
+
+
+class OtherPlans(JavaPlanSource):
+    def reader(self, schema: Any) -> Any:
+        options = self._options()
+        return OtherReader(options, Columns.of(schema, options, PLUGINS), wanted="parts")
+
+
+def test_plans_of_another_version_are_refused_with_both_versions(
+    spark: SparkSession, reader: Any, tier: str
+) -> None:
+    spark.dataSource.register(OtherPlans)
+    try:
+        reader("java")
+        with pytest.raises(
+            Exception, match=r"plans of version 1, and ledger-offload .* makes plans of version 99"
+        ):
+            spark.read.format("offload").load(tier).collect()
+    finally:
+        spark.dataSource.register(JavaPlanSource)
