@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -29,6 +29,10 @@ from offload_pulsar.export_command import export
 from offload_pulsar.ledger_metadata import METADATA_SIZE_BYTES_MAX, LedgerInfo, managed_ledger_info
 from offload_pulsar.scanning import BucketScan, NamedAttempts, ScannedAttempt, scan_bucket
 from offload_pulsar.verifying import BucketReport, verify_bucket
+
+REPAIR: Final = (
+    "to repair it: offload it again if BookKeeper has the ledger, or restore it from a backup of the bucket"
+)
 
 app = typer.Typer(help="Look into Pulsar's buckets, verify them, and write them.", no_args_is_help=True)
 
@@ -172,6 +176,8 @@ def _show_scan(found: BucketScan) -> None:
         print_note(f"{key}: an upload that never ended, or that is running; its parts are stored")
     for name, count, size in found.totals():
         print_note(f"{counted(count, 'attempt')}, {size_text(size)}: {name}")
+    if found.is_bad:
+        print_note(REPAIR)
 
 
 def _ledger_text(each: ScannedAttempt) -> str:
@@ -220,6 +226,8 @@ def _tell(state: CommandContext, report: BucketReport, *, json: bool, to_the_end
     )
     if report.entries:
         print(_left_open(report))
+    if report.damages:
+        print_note(REPAIR)
 
 
 def _left_open(report: BucketReport) -> str:

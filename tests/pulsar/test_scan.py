@@ -66,6 +66,7 @@ def test_every_attempt_is_a_row_with_its_sizes(tmp_path: Path) -> None:
         str(uid_of("ledger-2^63")): ["9223372036854775807", "1456", "208", "whole"],
         str(uid_of("v2-one-ledger")): ["V2: any", "4096", "74", "whole"],
     }
+    assert "offload it again" not in ran.stderr
     assert "keeps no metadata: the topics of its ledgers are not known" in ran.stderr
 
 
@@ -85,6 +86,7 @@ def test_what_is_missing_on_either_side_is_said(tmp_path: Path) -> None:
     assert ran.code == 1
     assert rows(ran)[str(uid_of("exact-fit"))][3:] == ["-", "188", "broken: index without data"]
     assert rows(ran)[str(uid_of("padding-1"))][3:] == ["2563", "-", "garbage: data without index"]
+    assert "offload it again if BookKeeper has the ledger" in ran.stderr
 
 
 def test_data_of_another_size_and_an_index_that_is_none_are_broken(tmp_path: Path) -> None:

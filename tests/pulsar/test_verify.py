@@ -348,6 +348,7 @@ class TestCommand:
         ran = self.verify(self.folder(tmp_path / "b", *SOUND))
 
         assert ran.code == 0
+        assert "offload it again" not in ran.stderr
         assert "all of them sound" in ran.lines[-2]
         assert ran.lines[-1].startswith("not proved: Pulsar's format has no checksums. 123 entries have")
         assert "keeps no metadata: no version was compared" in ran.stderr
@@ -378,6 +379,7 @@ class TestCommand:
         assert f"GARBAGE {uid_of('padding-1')}-ledger-7: data without index, 2.5 KiB" in ran.lines
         assert ran.stderr.count("not an object of Pulsar's") == 5
         assert "2 ledgers, 144 entries" in ran.text
+        assert "offload it again if BookKeeper has the ledger" in ran.stderr
 
     def test_a_flood_of_strangers_is_counted(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path / "b", "one-entry")
