@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from offload_conformance import ledger_of
+from offload_conformance.ledgers import BIRTH_MS
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import DAMAGE, Columns, schema_of
 from offload_spark.damage import TABLE, DamagedRange, OnDamage, table_of
@@ -163,6 +164,7 @@ def test_damage_of_records_that_are_not_wanted_is_no_error(made: Tier) -> None:
     assert offsets(made, startingOffsets='{"orders": 15}') == [*range(15, 30)]
     assert spans(ranges(made, ScanBounds(first_offset=15))) == []
     assert spans(ranges(made, ScanBounds(first_offset=12, next_offset=17))) == [(14, 15)]
+    assert spans(ranges(made, ScanBounds(first_timestamp_ms=BIRTH_MS + 14))) == [(14, 15)]
 
 
 @pytest.mark.parametrize("tasks", ["1", "7", "30"])
