@@ -485,6 +485,24 @@ def test_damage_ends_its_own_stream_and_no_other(what: str) -> None:
     run(act)
 
 
+def test_a_ledger_that_is_lost_for_good_can_be_moved_out_of_the_way() -> None:
+    """In the same process too: it was never listed as whole."""
+
+    async def act(world: World) -> None:
+        for ledger_id in (2, 3, 4):
+            key = await world.offload(ledger_id)
+            if ledger_id == 3:
+                rewrite(world.store, key.index, b"none")
+        assert isinstance((await world.sync())[ORDERS].error, Corrupt)
+        await world.delete(3)
+
+        assert (await world.sync())[ORDERS].error is None
+
+        assert await world.read() == numbered(*map(entries_of, (2, 4)))
+
+    run(act)
+
+
 def test_a_flipped_bit_of_a_block_header_is_named_by_object_and_byte() -> None:
     async def act(world: World) -> None:
         key = await world.offload(3)
