@@ -38,14 +38,15 @@ class BucketLedger(EntryLedger):
     It raises `Corrupt` for an entry whose own checksum is wrong.
     """
 
-    __slots__ = ("_first", "_on_damage", "_others")
+    __slots__ = ("_first", "_on_damage", "_others", "_stream")
 
     is_sealed = True
 
     def __init__(
-        self, attempts: Sequence[PulsarLedger], *, on_damage: Callable[[], None] = lambda: None
+        self, attempts: Sequence[PulsarLedger], stream: str, *, on_damage: Callable[[], None]
     ) -> None:
         """There is at least one attempt. `on_damage` is called before `Corrupt` is raised."""
+        self._stream = stream
         self._first, *self._others = attempts
         self._on_damage = on_damage
 
@@ -98,7 +99,8 @@ class BucketLedger(EntryLedger):
 
     async def _compare(self, run: EntryRun, other: PulsarLedger) -> None:
         """Raise `Diverged` unless another attempt has the same entries."""
-        who = f"ledger {self.ledger_id} was offloaded twice, to {self._first.where} and to {other.where}"
+        twice = f"offloaded twice, to {self._first.where} and to {other.where}"
+        who = f"stream {self._stream!r}: ledger {self.ledger_id} was {twice}"
         if (other.last_entry, other.length) != (self.last_entry, self.length):
             raise Diverged(f"{who}, and one has other entries than the other{WHICH}")
         if (differing := await differing_entries(run, other)) is not None:

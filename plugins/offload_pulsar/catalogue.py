@@ -215,7 +215,7 @@ class PulsarView(EntryView):
             raise Absent(name, stream) from gone
         except Corrupt as damage:
             raise _named(damage, name, stream, self._source) from damage
-        ledger = BucketLedger([opened], on_damage=self._source.note_damage)
+        ledger = BucketLedger([opened], stream, on_damage=self._source.note_damage)
         blocks = ledger.blocks
         if entry.checksum >= len(blocks):
             raise Corrupt("number of blocks", name, expected=f"above {entry.checksum}", found=len(blocks))

@@ -145,7 +145,9 @@ class PulsarSource(Source):
         Raises `TryAgain` if an object was deleted meanwhile.
         """
         attempts = (await self._scan()).get(name, {})
-        opening = in_order(self._ledger, one_by_one(sorted(attempts.items())), at_once=OPENED_AT_ONCE)
+        opening = in_order(
+            partial(self._ledger, name), one_by_one(sorted(attempts.items())), at_once=OPENED_AT_ONCE
+        )
         async with aclosing(opening) as opened:
             return [ledger async for _, ledger in opened]
 
@@ -210,7 +212,7 @@ class PulsarSource(Source):
                 self._opened[name] = await self._bucket.ledgers(key)
             return self._opened[name]
 
-    async def _ledger(self, item: tuple[int, Sequence[FoundAttempt]]) -> EntryLedger | Corrupt:
+    async def _ledger(self, stream: str, item: tuple[int, Sequence[FoundAttempt]]) -> EntryLedger | Corrupt:
         ledger_id, attempts = item
         whole = [each.key for each in attempts if each.is_whole and each.key is not None]
         if not whole:
@@ -233,7 +235,7 @@ class PulsarSource(Source):
                 return Corrupt(
                     what, each.where, expected="0: no other object has those before", found=each.first_entry
                 )
-        return BucketLedger(same, on_damage=self.note_damage)
+        return BucketLedger(same, stream, on_damage=self.note_damage)
 
     def _changed(self, ledger_id: int) -> TryAgain:
         self.forget()

@@ -447,6 +447,7 @@ def test_two_attempts_with_different_entries_are_both_named(other: list[bytes]) 
 
         assert isinstance(error, Diverged)
         assert all(str(key) in str(error) for key in keys)
+        assert str(error).startswith(f"stream {ORDERS!r}: ledger 4 was offloaded twice, to ")
         assert "`offload pulsar scan --metadata FILE` shows which attempt" in str(error)
         assert await world.read() == numbered(entries_of(3))
 
