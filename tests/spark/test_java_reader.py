@@ -453,6 +453,17 @@ class TestQueries:
         assert "(Python)" in self.plan(frame)
         assert [row[0] for row in frame.collect()] == [98, 99]
 
+    def test_what_is_about_damage_the_python_source_reads(
+        self, spark: SparkSession, reader: Any, tier: str
+    ) -> None:
+        reader("java")
+        skipping = self.frame(spark, tier, stream="batches", onDamage="skip")
+        damage = self.frame(spark, tier, stream="batches", table="damage")
+
+        assert "(Python)" in self.plan(skipping.select("value"))
+        assert "(Python)" in self.plan(skipping.groupBy().count())
+        assert damage.count() == 0  # not the number of records
+
     def test_another_reader_is_refused(self, spark: SparkSession, reader: Any, tier: str) -> None:
         reader("perl")
 
