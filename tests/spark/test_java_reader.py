@@ -6,6 +6,7 @@ Most tests drive its task through Py4J, in the JVM of the session and without a 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -474,7 +475,7 @@ class TestQueries:
 def test_a_running_session_without_the_reader_is_an_error(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offload_spark.session.EXTENSION", "another.Extension")
+    monkeypatch.setattr(sys.modules["offload_spark.session"], "EXTENSION", "another.Extension")
 
     with pytest.raises(Misuse, match="a session without the Java reader runs already"):
         session(java=True)
