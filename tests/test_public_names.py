@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -138,8 +139,14 @@ def package_of(path: Path) -> str:
     return next((part for part in parts[:-1] if part.startswith(("offload_", "pyspark_"))), parts[0])
 
 
-def names_in(path: Path) -> Iterator[str]:
-    """Yield the public names that a module defines at its head. A name of one letter is a type variable."""
+@cache
+def names_in(path: Path) -> list[str]:
+    """Return the public names that a module defines at its head."""
+    return [*_names_in(path)]
+
+
+def _names_in(path: Path) -> Iterator[str]:
+    # A name of one letter is a type variable.
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = [node.name]
@@ -183,8 +190,13 @@ MODULES = {
 """Our modules, by their dotted names."""
 
 
-def crossings() -> Iterator[tuple[str, str, str]]:
-    """Yield every import of one of our packages by another: the file, the module and the name."""
+@cache
+def crossings() -> list[tuple[str, str, str]]:
+    """Return every import of one of our packages by another: the file, the module and the name."""
+    return [*_crossings()]
+
+
+def _crossings() -> Iterator[tuple[str, str, str]]:
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from campaign import campaign, few
+from campaign import CAMPAIGN, campaign, few
 from contract.unusual_stores import (
     Austere,
     LargeParts,
@@ -50,6 +50,7 @@ class OneDict:
 
 class Store(OneDict, StoreConformance):
     listing_keys = 1_100
+    model_examples = 30 if CAMPAIGN else 10
 
     def open_store(self) -> ObjectStore:
         return self.client()

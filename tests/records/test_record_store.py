@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from campaign import few
+from campaign import CAMPAIGN, few
 from offload_conformance import OffloaderConformance, StoreConformance
 from records.in_memory import LIMITS, MemoryRecords
 
@@ -33,6 +33,7 @@ RECORDS = few(
 @RECORDS
 class TestRecordStore(StoreConformance):
     listing_keys = 1_100
+    model_examples = 30 if CAMPAIGN else 10
 
     @pytest.fixture(autouse=True)
     def place(self) -> None:

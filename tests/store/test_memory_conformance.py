@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import campaign, few
+from campaign import CAMPAIGN, campaign, few
 from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
@@ -28,6 +28,9 @@ from offload.store.wrap import StoreDecorator
 PASSES_ON = campaign("decorators that pass every call on, with all clauses; their own tests are in make test")
 
 CASES = "cases of clauses with a decorator: each clause keeps one of four, and the plain store has all"
+
+DRAWN = 30 if CAMPAIGN else 10
+"""The number of drawn histories of a store with a decorator. The plain store has all."""
 
 
 class InMemory(StoreClauses):
@@ -79,12 +82,16 @@ class TestPlainDecorator(TestMemoryStore):
 
 @few(CASES, 4)
 class TestRetryingStore(TestMemoryStore):
+    model_examples = DRAWN
+
     def open_store(self) -> ObjectStore:
         return RetryingStore(super().open_store())
 
 
 @few(CASES, 4, start=1)
 class TestLimitedStore(TestMemoryStore):
+    model_examples = DRAWN
+
     def open_store(self) -> ObjectStore:
         return LimitedStore(
             super().open_store(), RequestLimits(up_requests_max=3, down_requests_max=3, deadline_seconds=30)
@@ -111,6 +118,8 @@ class TestFaultyStoreWithoutFaults(TestMemoryStore):
 
 @few(CASES, 4, start=2)
 class TestPrefixStore(TestMemoryStore):
+    model_examples = DRAWN
+
     @pytest.fixture(autouse=True)
     def neighbours(self, place: None) -> None:
         """Add objects beside the prefix. The store must not show them."""
@@ -128,6 +137,8 @@ class TestPrefixStore(TestMemoryStore):
 @few(CASES, 4, start=3)
 class TestHashedStore(TestMemoryStore):
     """A store whose lone keys may begin with any text. Listing them takes a full scan."""
+
+    model_examples = DRAWN
 
     def open_store(self) -> ObjectStore:
         return HashedStore(super().open_store(), lone="")
