@@ -462,8 +462,8 @@ def test_damage_behind_the_end_of_a_read_is_no_error(is_cached: bool) -> None:
 
         found = Counter[int]()
 
-        async def read(until: int) -> None:
-            async with aclosing(reader.windows(0, until=until)) as windows:
+        async def read(until: int, start: int = 0) -> None:
+            async with aclosing(reader.windows(start, until=until)) as windows:
                 async for window in windows:
                     found[until] += int(window.rows["records"].sum())
 
@@ -473,6 +473,9 @@ def test_damage_behind_the_end_of_a_read_is_no_error(is_cached: bool) -> None:
         with pytest.raises(Corrupt, match="id of an entry: expected 10, found 11"):
             await read(11)
         assert found[11] == 10
+        with pytest.raises(Corrupt, match="id of an entry: expected 10, found 11"):
+            await read(13, start=11)
+        assert found[13] == 0
         if cache is not None:
             await cache.aclose()
 

@@ -205,10 +205,12 @@ def test_another_first_offset_than_that_of_the_tier_is_refused() -> None:
         assert isinstance(error, Misuse)
         assert "begins at offset 1000 on the tier, and cannot begin at 2000" in str(error)
 
-        await trim(world.tier, ORDERS, Retention(before_offset=1005))
         world.source = world.new_source(first_offset=1000)
         assert (await world.sync())[ORDERS].error is None
-        assert (await world.read())[-10:] == numbered(entries_of(4), begin=1010)
+        await trim(world.tier, ORDERS, Retention(before_offset=1010))
+        await world.offload(5)
+        assert (await world.sync())[ORDERS].error is None
+        assert await world.read() == numbered(entries_of(4), entries_of(5), begin=1010)
 
     run(act)
 
