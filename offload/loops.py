@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Loops", "compiled_loops", "loops_in_use"]
+__all__ = ["ROOM_SIZE_BYTES_MAX", "Loops", "compiled_loops", "loops_in_use"]
 
 LIBRARY: Final = Path(__file__).with_name("_loops.so")
 """The library, if this installation has one. The name is the same on all platforms."""

@@ -3,7 +3,8 @@
 A row is a sequence of pieces: bytes that are the same in every row, or the k-th value of a pool. All rows of
 one call have the same sequence. The sizes of values differ.
 
-NumPy has no copy of values of different sizes. Two ways to copy values of one width make up for it:
+The compiled loops copy the longest values, if they are there. NumPy has no copy of values of different sizes.
+Two ways to copy values of one width make up for it:
 
     over-long    Every value is copied as if it had the size of the largest. The bytes that are too many lie
                  where the next pieces of the same row are written afterwards. That takes rows that are long
@@ -23,6 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from offload.loops import ROOM_SIZE_BYTES_MAX, compiled_loops
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 
 __all__ = ["RowBuilder", "RowPiece", "ValuePool", "column_of"]
@@ -30,6 +32,9 @@ __all__ = ["RowBuilder", "RowPiece", "ValuePool", "column_of"]
 
 OVER_LONG_MAX: Final = 512
 """The largest value that is copied in the over-long way: the copies are as large for every row."""
+
+OUTSIDE_PART: Final = 16
+"""One of so many rows may lie at an edge of its buffer. With more, the compiled loop is not used."""
 
 STEP_SIZE_BYTES: Final = 256 * 1024
 """The bytes that are copied at a time in the over-long way. A larger copy would not stay in the cache."""
@@ -80,18 +85,25 @@ class RowBuilder:
         offsets = np.zeros(len(self._sizes) + 1, np.int64)
         np.cumsum(self._sizes, out=offsets[1:])
         size = int(offsets[-1])
-        if len(self._groups) == 1 and self._groups[0][0] is None:
+        if len(self._sizes) and len(self._groups) == 1 and self._groups[0][0] is None:
             fixed = [piece for piece in self._groups[0][1] if isinstance(piece, bytes)]
             if len(fixed) == len(self._groups[0][1]):  # the same in every row
                 return ByteColumn(offsets, np.frombuffer(b"".join(fixed) * len(self._sizes), np.uint8))
+            if (made := _gathered(self._groups[0][1], offsets)) is not None:
+                return ByteColumn(offsets, made)
         out = np.empty(size + OVER_LONG_MAX, np.uint8)
         is_first = True
         for rows, pieces in self._groups:
-            if rows is None:
-                _write(pieces, out, offsets[:-1], offsets[1:], is_first=is_first)
-            elif len(rows):
-                _write(pieces, out, offsets[rows], offsets[rows + 1], is_first=is_first)
-                is_first = False
+            starts, ends = (offsets[:-1], offsets[1:]) if rows is None else (offsets[rows], offsets[rows + 1])
+            if len(starts):
+                places = _places(pieces, starts)
+                # The last value mostly has too little behind it to be copied over-long. So it goes first.
+                pools = [number for number, piece in enumerate(pieces) if isinstance(piece, ValuePool)]
+                done = pools[-1] if pools else -1
+                if pools and not _copied_first(pieces[done], out, places[done], starts, is_first=is_first):
+                    done = -1
+                _write(pieces, out, places, ends, done=done)
+                is_first = is_first and rows is None
         return ByteColumn(offsets, out[:size])
 
 
@@ -102,29 +114,52 @@ def column_of(pieces: Sequence[RowPiece], count: int) -> ByteColumn:
     return builder.column()
 
 
-def _write(
-    pieces: Sequence[RowPiece], out: Bytes, starts: Integers, ends: Integers, *, is_first: bool
-) -> None:
-    """Write rows that begin and end at these places of `out`."""
-    if not len(starts):
-        return
+def _places(pieces: Sequence[RowPiece], starts: Integers) -> list[Integers]:
+    """Return where each piece begins, in rows that begin at `starts`."""
     places, at = [], starts
     for piece in pieces:
         places.append(at)
         at = at + (len(piece) if isinstance(piece, bytes) else piece.sizes)
-    # The last value mostly has too little behind it to be copied over-long. So it goes first.
-    last = max((number for number, piece in enumerate(pieces) if isinstance(piece, ValuePool)), default=-1)
-    until = ends
-    if last >= 0 and _copied_first(pieces[last], out, places[last], starts, is_first=is_first):
-        until = places[last]
-    else:
-        last = -1
+    return places
+
+
+def _gathered(pieces: Sequence[RowPiece], offsets: Integers) -> Bytes | None:
+    """Return rows that are all made of these pieces, if the compiled loop is there and can do it.
+
+    It copies one value of each row, with as many bytes around it as the row is long. The other pieces are
+    written over those. The value that has the most bytes in all rows is taken.
+    """
+    loops = compiled_loops()
+    totals = [int(piece.sizes.sum()) if isinstance(piece, ValuePool) else 0 for piece in pieces]
+    chosen = totals.index(max(totals))
+    pool = pieces[chosen]
+    if loops is None or isinstance(pool, bytes) or int(offsets[-1]) > ROOM_SIZE_BYTES_MAX:
+        return None
+    starts, ends = offsets[:-1], offsets[1:]
+    places = _places(pieces, starts)
+    begins, lasts = pool.starts - (places[chosen] - starts), len(pool.data) - (ends - starts)
+    # The first and the last rows may have too few bytes around their values.
+    outside = np.flatnonzero((begins < 0) | (begins > lasts))
+    if len(outside) > len(begins) // OUTSIDE_PART or int(lasts.min()) < 0:
+        return None
+    if len(outside):
+        begins[outside] = np.clip(begins[outside], 0, lasts[outside])
+    out = loops.gather(pool.data.data, begins, ends - starts)[1]
+    _copy_one_by_one(pool, out, places[chosen], outside)
+    _write(pieces, out, places, ends, done=chosen)
+    return out
+
+
+def _write(
+    pieces: Sequence[RowPiece], out: Bytes, places: Sequence[Integers], ends: Integers, *, done: int
+) -> None:
+    """Write the pieces of rows, beside the one of number `done`, which is there already."""
     for number, (piece, place) in enumerate(zip(pieces, places, strict=True)):
         if isinstance(piece, bytes):
             if piece:
                 _windows(out, len(piece))[place] = np.void(piece)
-        elif number != last:
-            _copy(piece, out, place, until)
+        elif number != done:
+            _copy(piece, out, place, places[done] if number < done else ends)
 
 
 def _windows(data: Bytes, width: int) -> npt.NDArray[np.void]:

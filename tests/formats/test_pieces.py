@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.formats import pieces
@@ -31,6 +31,15 @@ def tables(draw: st.DrawFn) -> list[list[bytes]]:
     ]
 
 
+@pytest.fixture(params=["compiled", "numpy"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test with the compiled loops, if this checkout has them, and without."""
+    if request.param == "numpy":
+        monkeypatch.setattr(pieces, "compiled_loops", lambda: None)
+
+
+@pytest.mark.usefixtures("loops")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables(), st.sampled_from([b"", b"-", b"-- a long gap --"]), st.sampled_from([b"", b",", b"' and '"]))
 def test_rows_are_their_pieces_in_order(table: list[list[bytes]], gap: bytes, comma: bytes) -> None:
     made: list[RowPiece] = [b"<"]
@@ -43,6 +52,8 @@ def test_rows_are_their_pieces_in_order(table: list[list[bytes]], gap: bytes, co
     assert column.data.size == column.offsets[-1]
 
 
+@pytest.mark.usefixtures("loops")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables(), st.data())
 def test_groups_of_rows_do_not_touch_each_other(table: list[list[bytes]], data: st.DataObject) -> None:
     group_of = [data.draw(st.integers(0, 3)) for _ in table]
@@ -56,6 +67,7 @@ def test_groups_of_rows_do_not_touch_each_other(table: list[list[bytes]], data: 
     assert builder.column().to_list() == expected
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("sizes", [[0, 0], [8191, 3], [8192, 3], [20_000, 8192, 0, 1], [513, 512, 1]])
 def test_values_of_very_different_sizes_are_copied(sizes: list[int]) -> None:
     values = [bytes((65 + at,)) * size for at, size in enumerate(sizes)]
@@ -68,6 +80,29 @@ def test_many_rows_are_copied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [b"%d" % at * (at % 7) for at in range(200)]
 
     assert column_of([pool_of(values)], len(values)).to_list() == values
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("gap", [b"", b"<", b"a long gap between values"])
+@pytest.mark.parametrize("pieces_before", [0, 1, 2])
+def test_rows_at_the_edges_of_a_buffer_are_whole(gap: bytes, pieces_before: int) -> None:
+    """The compiled loop copies values with what is around them: the first and the last have too little."""
+    values = [b"%d" % number * (number % 40) for number in range(200)]
+    others = [b"%x" % number for number in range(200)]
+    made: list[RowPiece] = [
+        b"before ",
+        pool_of(others),
+        pool_of(values, gap),
+        b" and behind ",
+        pool_of(others),
+    ]
+    made = made[2 - pieces_before :]
+
+    expected = [
+        [b"before ", other, value, b" and behind ", other][2 - pieces_before :]
+        for value, other in zip(values, others, strict=True)
+    ]
+    assert column_of(made, len(values)).to_list() == [b"".join(row) for row in expected]
 
 
 def test_no_rows_make_an_empty_column() -> None:

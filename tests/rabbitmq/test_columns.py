@@ -95,6 +95,13 @@ def test_typical_messages_are_decoded_without_a_step_for_each(singles: list[byte
     assert_equal(MESSAGES)
 
 
+def test_records_that_do_not_begin_as_messages_are_not_decoded(singles: list[bytes]) -> None:
+    raw = [b"raw", b"", b'{"a":1}'] * 9
+
+    assert AmqpDecoder().columns(RecordBytes.of(raw), ["body", "key"])["body"].to_list() == raw
+    assert singles == []
+
+
 def test_a_section_that_was_seen_before_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[bytes]()
     decode = _amqp_columns.decode
