@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import Distribution, EntryPoint, PackageMetadata, entry_points
-from typing import Final
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
 
 import pluggy
 
@@ -60,8 +61,21 @@ class PluginDeclaration:
         yield from (_scheme_claim(self.kind, scheme) for scheme in self.declaration.schemes)
 
 
+class _Manager(pluggy.PluginManager):
+    """A manager that looks only at the functions of a module, because most of its names are imports."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKS):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
+_HOOKS: Final = (FunctionType, MethodType, classmethod, staticmethod)
+"""The types in which pluggy finds a hook."""
+
+
 def _manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(PROJECT)
+    manager = _Manager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     return manager
 
