@@ -49,7 +49,7 @@ class Replicas:
         self._thread.start()
 
     def _grow(self) -> None:
-        while not self._stopping.wait(0.05):
+        while not self._stopping.wait(0.25):
             for folder in self.folders:
                 append_chunks(folder, [chunk(self.next_offset)])
             self.next_offset += RECORDS
