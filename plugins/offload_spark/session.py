@@ -52,7 +52,7 @@ def session(
     if master is not None:
         builder = builder.master(master)
     spark = builder.getOrCreate()
-    if java and EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+    if java and not has_java_reader(spark):
         raise Misuse("a session without the Java reader runs already: stop it, and call this again")
     register(spark)
     return spark
@@ -69,10 +69,15 @@ def register(spark: Any) -> None:
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(PushdownDataSource)
-    if EXTENSION in spark.conf.get("spark.sql.extensions", "").split(","):
+    if has_java_reader(spark):
         from offload_spark.java_plans import JavaPlanSource
 
         spark.dataSource.register(JavaPlanSource)
+
+
+def has_java_reader(spark: Any) -> bool:
+    """Return whether the session was started with the extension of the Java reader."""
+    return EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "").split(",")
 
 
 def check_version() -> None:

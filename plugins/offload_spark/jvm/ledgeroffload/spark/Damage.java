@@ -22,13 +22,17 @@ public final class Damage extends RuntimeException {
         return new Damage(where, position, said);
     }
 
-    private Damage(String stream, Damage damage) {
-        super("stream '" + stream + "': " + damage.getMessage());
+    private Damage(String range, Damage damage) {
+        super(range + " are damaged: " + damage.getMessage()
+                + "; to read the other records, set onDamage=skip");
         this.where = damage.where;
         this.said = damage.said;
     }
 
-    Damage of(String stream) {
-        return new Damage(stream, this);
+    /** Return the damage as the error of a read: with the stream and the offsets, and what to do. */
+    Damage of(TaskPlan.Part part, long firstOffset, long nextOffset) {
+        String number = part.number() > 1 ? ", part " + part.number() : "";
+        return new Damage("stream '" + part.name() + "'" + number + ": offsets [" + firstOffset + ", "
+                + nextOffset + ")", this);
     }
 }

@@ -71,13 +71,22 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
                 }
             }
         } catch (Damage found) {
-            Damage named = found.of(part.stream());
+            Damage named = named(found);
             if (rows.count == 0) {
                 throw named;
             }
             damage = named; // the rows before it come first
         }
         return true;
+    }
+
+    /** Return the damage with the offsets that cannot be read: of the chunk, or of the whole fragment. */
+    private Damage named(Damage found) {
+        if (tail != null) {
+            return found.of(part, tail.offsets[row], tail.offsets[row] + tail.records[row]);
+        }
+        return found.of(part, Math.max(part.first(), fragment.firstOffset()),
+                Math.min(part.until(), fragment.nextOffset()));
     }
 
     @Override

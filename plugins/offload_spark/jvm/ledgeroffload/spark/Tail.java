@@ -19,6 +19,8 @@ final class Tail {
     static final int HEADER_SIZE = 16;
     static final int TRAILER_SIZE = 180;
     private static final int SECTION_SIZE = 48;
+    /** The size of a record of an index of version 1. */
+    private static final int OLDER_RECORD_SIZE = 40;
     private static final int CHUNKS_MAX = 1 << 20;
     private static final int PLAIN_SIZE_MAX = 64 << 20;
     private static final byte[] MAGIC = "OLFT".getBytes(StandardCharsets.US_ASCII);
@@ -62,8 +64,7 @@ final class Tail {
                     + ", and this program reads 2; upgrade the program");
         }
         if (version == 1) {
-            throw new UnsupportedOperationException(where + ": a fragment of version 1, which the Java "
-                    + "reader does not read; set " + JavaReader.SETTING + "=python");
+            trailer = asToday(trailer, where, trailerAt);
         }
         int codec = trailer.get(6) & 0xff;
         int flags = trailer.get(7) & 0xff;
@@ -111,13 +112,7 @@ final class Tail {
         if (directory < at) {
             throw new Damage("trailer sizes", where, trailerAt, "a directory within the tail", sectionCount);
         }
-        Map<String, Section> sections = sectionsOf(raw, directory, (int) sectionCount, where, begin);
-        if (sections.values().stream().noneMatch(each -> each.position == tailStart)) {
-            throw new Damage("tail", where, tailStart, "a section at its start", "none");
-        }
         count = (int) chunkCount;
-        ByteBuffer index = part(raw, sections, "index", 17 * count, where, begin, at, directory);
-        ByteBuffer sums = part(raw, sections, "checksums", 4 * count, where, begin, at, directory);
         offsets = new long[count];
         times = new long[count];
         positions = new long[count];
@@ -125,16 +120,92 @@ final class Tail {
         records = new long[count];
         types = new byte[count];
         checksums = new int[count];
-        readTable(index, sums, firstOffset);
-        ByteBuffer description = part(raw, sections, "description", -1, where, begin, at, directory);
-        blocks = codec == 0 ? null : new Blocks(part(raw, sections, "blocks", -1, where, begin, at, directory),
-                sizes, codec, where, tailStart);
+        ByteBuffer description;
+        long firstSection = tailStart;
+        if (version == 1) {
+            description = readOlderTable(ByteBuffer.wrap(raw, at, trailerStart - at).slice(), where, tailStart);
+            blocks = null;
+        } else {
+            Map<String, Section> sections = sectionsOf(raw, directory, (int) sectionCount, where, begin);
+            if (sections.values().stream().noneMatch(each -> each.position == tailStart)) {
+                throw new Damage("tail", where, tailStart, "a section at its start", "none");
+            }
+            ByteBuffer index = part(raw, sections, "index", 17 * count, where, begin, at, directory);
+            ByteBuffer sums = part(raw, sections, "checksums", 4 * count, where, begin, at, directory);
+            readTable(index, sums, firstOffset);
+            description = part(raw, sections, "description", -1, where, begin, at, directory);
+            blocks = codec == 0 ? null
+                    : new Blocks(part(raw, sections, "blocks", -1, where, begin, at, directory), sizes, codec,
+                            where, tailStart);
+            firstSection = sections.values().stream().mapToLong(Section::position).min().orElse(tailStart);
+        }
         checkTable(trailer, where, tailStart, messages, dataSize, firstOffset, nextOffset);
-        long firstSection = sections.values().stream().mapToLong(Section::position).min().orElse(tailStart);
         expect("end of chunks", where, tailStart, firstSection,
                 blocks == null ? HEADER_SIZE + dataSize : blocks.positions[blocks.count]);
         checkDescription(description, trailer, where, tailStart);
         checkEntry(trailer, part, entry, where, tailStart, codec, flags);
+    }
+
+    /** Return a trailer of version 1 with its fields at the places of today's. */
+    private static ByteBuffer asToday(ByteBuffer old, String where, long at) {
+        if (old.get(6) != 0 || old.getLong(8) != 0 || old.getLong(16) != 0) {
+            throw new UnsupportedOperationException(
+                    where + ": its chunks are compressed or encrypted; upgrade the program");
+        }
+        int copied = old.get(7) & 0xff;
+        if (copied > 1) {
+            throw new Damage("trailer copied", where, at, 1, copied);
+        }
+        long start = old.getLong(152);
+        int chunks = old.getInt(160);
+        ByteBuffer found = ByteBuffer.allocate(TRAILER_SIZE);
+        found.put(7, (byte) copied);
+        found.put(8, bytes(old, 24, 120)); // from the digest to the messages
+        found.putLong(120, old.getLong(136)).putLong(128, old.getLong(144));
+        found.putLong(136, Long.compareUnsigned(start, HEADER_SIZE) < 0 ? 0 : start - HEADER_SIZE);
+        found.putLong(144, start + (chunks & 0xffffffffL) * OLDER_RECORD_SIZE
+                + (old.getInt(164) & 0xffffffffL) + TRAILER_SIZE);
+        found.putLong(152, start).putInt(160, chunks);
+        found.putInt(168, old.getInt(168)).putInt(172, old.getInt(172));
+        return found;
+    }
+
+    /** Read the index of version 1: a record for each chunk. Return the description behind it. */
+    private ByteBuffer readOlderTable(ByteBuffer raw, String where, long at) {
+        int reserved = count;
+        int apartBytes = count;
+        int apartOffsets = count;
+        for (int row = 0; row < count; row++) {
+            int place = row * OLDER_RECORD_SIZE;
+            offsets[row] = raw.getLong(place);
+            times[row] = raw.getLong(place + 8);
+            positions[row] = raw.getLong(place + 16);
+            sizes[row] = raw.getInt(place + 24) & 0xffffffffL;
+            records[row] = raw.getInt(place + 28) & 0xffffffffL;
+            types[row] = raw.get(place + 32);
+            checksums[row] = raw.getInt(place + 36);
+            if ((raw.getInt(place + 32) & 0xffffff) != 0) {
+                reserved = Math.min(reserved, row);
+            }
+            if (row > 0 && positions[row] != positions[row - 1] + sizes[row - 1]) {
+                apartBytes = Math.min(apartBytes, row);
+            }
+            if (row > 0 && offsets[row] != offsets[row - 1] + records[row - 1]) {
+                apartOffsets = Math.min(apartOffsets, row);
+            }
+        }
+        backToBack("index reserved bytes", where, at, reserved);
+        backToBack("index position", where, at, apartBytes);
+        backToBack("index offset", where, at, apartOffsets);
+        int end = count * OLDER_RECORD_SIZE;
+        return raw.slice(end, raw.limit() - end);
+    }
+
+    private void backToBack(String what, String where, long at, int row) {
+        if (row < count) {
+            throw new Damage(what, where, at + (long) row * OLDER_RECORD_SIZE, "chunks back to back",
+                    "record " + row);
+        }
     }
 
     private static Map<String, Section> sectionsOf(byte[] raw, int directory, int count, String where,
@@ -267,6 +338,7 @@ final class Tail {
         possible("chunk type", where, at, wrongType);
         possible("chunk size", where, at, wrongSize);
         possible("index records", where, at, wrongRecords);
+        expect("first chunk", where, at, firstOffset + ", " + HEADER_SIZE, offsets[0] + ", " + positions[0]);
         expect("next offset", where, at, nextOffset, firstOffset + allRecords);
         expect("data size", where, at, dataSize, allBytes);
         expect("messages", where, at, messages, allMessages);
