@@ -100,6 +100,9 @@ def group_of(nodeid: str) -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the groups first, and Spark's before all others: they are long, and others fill the gaps."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != ONE_PROCESS[0]:
+            raise pytest.UsageError(f"{item.nodeid} would start a second JVM: take it out of WITHOUT_JVM")
     rank = {ONE_PROCESS[0]: 0, None: 2}
     items.sort(key=lambda item: rank.get(group_of(item.nodeid), 1))
 
