@@ -180,7 +180,7 @@ def submitted(
     conf: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the application as a user would, by `spark-submit`."""
+    """Run the application as a user would, by `spark-submit`, which prints its errors to the output."""
     app = folder / "app.py"
     app.write_text(APP)
     settings = [*CHEAP, *conf]
@@ -203,7 +203,7 @@ def submitted(
 
 def check(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The application read every record, and appended 1,000."""
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, done.stdout[-5000:]
     found: dict[str, Any] = json.loads(done.stdout.partition("FOUND ")[2])
     streams = osiris_data.MANIFEST["streams"]
     assert found["counts"] == {stream: streams[stream]["messages"] for stream in osiris_data.STREAMS}
@@ -250,7 +250,7 @@ def test_executors_take_credentials_from_their_own_environment(
     done = submitted(standalone, tmp_path, *words, env=secrets, conf=given)
 
     assert refused.returncode != 0
-    assert "offload.errors.StoreDenied" in refused.stderr
+    assert "offload.errors.StoreDenied" in refused.stdout
     check(done)
 
 
@@ -268,8 +268,8 @@ def test_executors_without_network_to_the_store_fail_with_its_address(
     done = submitted(standalone, tmp_path, url, f"{tmp_path}/derived", "{}", env=driver, conf=given)
 
     assert done.returncode != 0
-    assert "offload.errors.TryAgain" in done.stderr
-    assert "nothing answers at http://127.0.0.1:9" in done.stderr
+    assert "offload.errors.TryAgain" in done.stdout
+    assert "nothing answers at http://127.0.0.1:9" in done.stdout
 
 
 @pytest.fixture
