@@ -16,8 +16,7 @@ one after the other. `read` and `to_batches` are measured from a folder, with ev
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
+import json
 import struct
 import subprocess
 import sys
@@ -43,6 +42,19 @@ COLUMNS = {
     "JSON lines": ["value", *SECTIONS],
 }
 ONE_BY_ONE = 2_000
+IN_PROCESS = """
+import json, sys, time
+from contextlib import suppress
+from offload.cli.main import main
+command = json.loads(sys.argv[1])
+taken = []
+for sys.argv in (2 * [[*command, "--limit", "0"]] + [command]):
+    begun = time.process_time()
+    with suppress(SystemExit):
+        main()
+    taken.append(time.process_time() - begun)
+print(taken[2] - taken[1], file=sys.stderr)
+"""
 RECORDS_PER_CHUNK = 500
 BATCH_ROWS = 2**17
 
@@ -161,18 +173,16 @@ def _reading(folder: str, count: int) -> dict[str, tuple[Callable[[], object], i
 
 
 def _read(folder: str, options: list[str]) -> float:
-    """Return the CPU of `offload read`, without that of a read of no message."""
-    return _command(folder, options) - _command(folder, [*options, "--limit", "0"])
-
-
-def _command(folder: str, options: list[str]) -> float:
-    command = [shutil.which("offload", path=str(Path(sys.executable).parent)) or "offload"]
-    before = os.times()
-    subprocess.run(
-        [*command, "read", f"{folder}/tier", "orders", *options], stdout=subprocess.DEVNULL, check=True
+    """Return the CPU of `offload read`, without that of a read of no message in the same process."""
+    command = ["offload", "read", f"{folder}/tier", "orders", *options]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_PROCESS, json.dumps(command)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=True,
+        text=True,
     )
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return float(done.stderr)
 
 
 def _least(jobs: dict[str, tuple[Callable[[], object], int]], rounds: int) -> dict[str, float]:
