@@ -19,6 +19,10 @@ from offload_conformance.store.reads import StoreReadClauses
 from offload import Backend
 from offload.contracts.plugin import CONTRACT
 from offload.errors import Misuse
+from offload.loops import loops_in_use
+
+LOOPS = f"note: loops over records: {loops_in_use()}\n"
+"""What `offload plugins` says beside the notes about the contract."""
 
 STORE = """
     from offload.store.memory import MemoryStore
@@ -99,7 +103,7 @@ def test_another_contract_gives_a_note_and_is_not_refused(site: Site, stated: st
     listed, machine = offload("plugins"), offload("plugins", "--json")
     checked, checked_json = offload("check", "attic://here"), offload("check", "attic://here", "--json")
 
-    assert (listed.code, listed.stderr) == (0, f"note: {note}\n")
+    assert (listed.code, listed.stderr) == (0, f"note: {note}\n{LOOPS}")
     assert (machine.document["contract"], machine.document["notes"]) == (CONTRACT, [note])
     assert (checked.code, checked_json.code) == (0, 0)
     assert checked.lines[-1] == f"advice: {note}"
@@ -112,7 +116,7 @@ def test_the_same_contract_or_none_gives_no_note(site: Site, stated: str | None)
 
     listed, machine = offload("plugins"), offload("plugins", "--json")
 
-    assert listed.stderr == ""
+    assert listed.stderr == LOOPS
     assert machine.document["notes"] == []
     [row] = [each for each in machine.document["plugins"] if each["plugin"] == "attic"]
     assert row["declares"][0]["tested_against"] == stated
