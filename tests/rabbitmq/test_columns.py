@@ -125,6 +125,8 @@ def grown(message: bytes, section: bytes, extra: bytes) -> bytes:
     return message[: at + 4] + size + message[at + 5 : end] + extra + message[end:]
 
 
+SUBJECT = PROPERTIES + compound(0xC0, [b"\x40", b"\x40", b"\x40", encoded("subject")])
+
 # A section that differs from all others in one place: most templates do not fit it.
 ODD = [
     message(1, text='"'),
@@ -146,6 +148,7 @@ ODD = [
     message(1).replace(b"\x83\0\0", b"\x83\xff\0"),
     grown(message(1), APPLICATION, b"\x40"),
     grown(message(1), PROPERTIES, b"\x40\x40\x40"),
+    ANNOTATIONS + compound(0xC1, [ROUTING_KEY, b"\x40"]) + SUBJECT,
     message(1)[:-1],
     message(1) + b"\0",
     message(1) + DATA + sized(0xA0, b"more"),
