@@ -152,13 +152,18 @@ def read(
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
             place, until = await place_in(reader, position, part), await _until(reader, end)
-            if isinstance(reader, StreamReader) and not follow:
-                await _print(reader.runs(place), until, limit, output, reader)
-            else:
-                found = reader.follow(place, caught_up=output.flush) if follow else reader.messages(place)
-                await _print(_runs_of(found), until, limit, output, reader)
+            runs = _runs_from(reader, place, output, follow=follow)
+            await _print(runs, until, limit, output, reader)
 
     _ended(main, output)
+
+
+def _runs_from(
+    reader: AnyReader, place: PartOffset, output: _Output, *, follow: bool
+) -> AsyncGenerator[PartRun, None]:
+    if isinstance(reader, StreamReader) and not follow:
+        return reader.runs(place)
+    return _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
 
 
 def _ended(main: Callable[[], Coroutine[None, None, None]], output: _Output) -> None:

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -31,13 +30,6 @@ WantedRows: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
 """True for each row of a table that is wanted."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-class OnDamage(StrEnum):
-    """What a read does about damaged records."""
-
-    FAIL = "fail"
-    SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

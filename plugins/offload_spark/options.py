@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
 from offload.model.compression import Compression
 from offload.urls import scheme_of
-from offload_spark.damage import OnDamage
 from offload_spark.nearest import listed, nearest
 from offload_spark.opening import TierAddress
 
@@ -31,6 +31,13 @@ MIB: Final = 1024 * 1024
 EARLIEST: Final = -2
 LATEST: Final = -1
 """The offsets for "earliest" and "latest" in JSON, as in Kafka's source."""
+
+
+class OnDamage(StrEnum):
+    """What a read does about damaged records."""
+
+    FAIL = "fail"
+    SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.model.chunk_table import ChunkTable
 from offload.streams.reader import StreamReader
 from offload.streams.tables import chunk_tables
-from offload_spark.damage import DamagedRange, OnDamage, damaged_range
+from offload_spark.damage import DamagedRange, damaged_range
+from offload_spark.options import OnDamage
 from offload_spark.planning import PlannedPart
 
 

@@ -37,10 +37,10 @@ from offload.errors import Misuse
 from offload.plugins import Plugins
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
-from offload_spark.damage import OnDamage, table_of
+from offload_spark.damage import table_of
 from offload_spark.filters import bounds_of
 from offload_spark.known import KnownStreams
-from offload_spark.options import LATEST, Edge, ReadOptions, WriteOptions
+from offload_spark.options import LATEST, Edge, OnDamage, ReadOptions, WriteOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
 from offload_spark.sink import StreamingWriter, Writer

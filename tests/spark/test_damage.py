@@ -13,7 +13,8 @@ from offload_conformance import ledger_of
 from offload_conformance.ledgers import BIRTH_MS
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import DAMAGE, Columns, schema_of
-from offload_spark.damage import TABLE, DamagedRange, OnDamage, table_of
+from offload_spark.damage import TABLE, DamagedRange, table_of
+from offload_spark.options import OnDamage
 from offload_spark.scan import Scan
 from offload_spark.source import OffloadDataSource
 from pyspark.sql.pandas.types import to_arrow_schema

@@ -440,7 +440,7 @@ def test_one_listing_finds_all_streams(yard: Yard) -> None:
             assert len(await offloader.streams()) == 31
             await sweep(offloader)
 
-    run(act())
+    asyncio.run(act())  # anchors are read side by side, by tasks
 
     assert store.calls.count(Call("list", "")) == 2
 
