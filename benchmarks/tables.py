@@ -45,7 +45,10 @@ QUERY: Final = 'select count(*), sum(octet_length(value)), max("offset") from {}
 
 def write(tier: Blocking, stream: str, per_chunk: int, rows: int) -> None:
     """Fill a stream, in fragments of some 64 MiB."""
-    body = random.Random(1).randbytes(RECORD_SIZE_BYTES)
+    pool = random.Random(1).randbytes(8 * MIB)  # Parquet looks back less far, so it finds no repetition
+    bodies = [
+        pool[at : at + RECORD_SIZE_BYTES] for at in range(0, len(pool) - RECORD_SIZE_BYTES, RECORD_SIZE_BYTES)
+    ]
     at_once = 64 * MIB // (per_chunk * RECORD_SIZE_BYTES)
 
     async def fill() -> None:
@@ -54,7 +57,12 @@ def write(tier: Blocking, stream: str, per_chunk: int, rows: int) -> None:
         for first in range(0, rows, at_once * per_chunk):
             offsets = range(first, min(first + at_once * per_chunk, rows), per_chunk)
             chunks = [
-                build_chunk([body] * per_chunk, offset=offset, timestamp_ms=offset, epoch=1)
+                build_chunk(
+                    bodies[(at := offset % (len(bodies) - per_chunk)) : at + per_chunk],
+                    offset=offset,
+                    timestamp_ms=offset,
+                    epoch=1,
+                )
                 for offset in offsets
             ]
             await writer.offload([MemoryHandle(chunks)])
