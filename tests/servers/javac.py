@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from servers.recipes import CannotBeHad, DebianPackages
@@ -20,6 +22,16 @@ class Compiler(DebianPackages):
         """Install the program unless there is one. Raises `CannotBeHad`; then nothing of it is left."""
         if javac() is None:
             super().install()
+
+    def make(self, folder: Path) -> None:
+        """Unpack the packages. Their links to settings in `/etc` are made links to those beside them."""
+        super().make(folder)
+        for link in folder.rglob("*"):
+            if link.is_symlink() and link.readlink().is_absolute():
+                beside = folder / link.readlink().relative_to("/")
+                if beside.exists():  # not the settings of a Java that this machine may have, or not
+                    link.unlink()
+                    link.symlink_to(os.path.relpath(beside, link.parent))
 
 
 RECIPE: Final = Compiler("javac", ("openjdk-17-jdk-headless", "openjdk-17-jre-headless"))
