@@ -53,7 +53,7 @@ def compile_loops(library: Path, target: str | None = None, *, flags: list[str] 
         return False
     # A process that runs may have the old one open.
     beside = library.with_name(f"{library.name}.{os.getpid()}")
-    subprocess.run([*command, *flags, "-o", str(beside), str(ROOT / SOURCE)], check=True)  # noqa: S603
+    subprocess.run([*command, *flags, "-o", str(beside), str(ROOT / SOURCE)], check=True)  # noqa: S603 - our source, and a compiler of this machine
     beside.rename(library)
     return True
 
@@ -98,7 +98,7 @@ def build_wheels(folder: Path) -> None:
     ]
     for target in ("", *TARGETS):
         asked = os.environ | {"OFFLOAD_LOOPS_TARGET": target}
-        subprocess.run([*pip, str(ROOT)], env=asked, check=True)  # noqa: S603
+        subprocess.run([*pip, str(ROOT)], env=asked, check=True)  # noqa: S603 - our own folder
 
 
 if __name__ == "__main__":
