@@ -85,7 +85,7 @@ def files_of(stream: ArrowStream, folder: Path) -> dict[str, Path]:
 def without_loops() -> Iterator[None]:
     """Let NumPy do the work of the compiled loops."""
     kept = loops._loaded
-    loops._loaded = lambda: (None, "")  # type: ignore[assignment]
+    loops._loaded = lambda: (None, "")  # type: ignore[assignment]  # a plain function, without a cache
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The compiled loops as they are in this checkout, for tests: compiled anew, and switched on or off."""
+"""The compiled loops for tests: made from the source of this checkout, and switched on or off."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
-from offload.cli.kit.lines import Format, PrintedRun, message_lines, renderer
+from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
     BROKER_PASSWORD,
@@ -292,13 +292,13 @@ class _Output:
         runs, self._runs, self._rows, self._size_bytes = self._runs, [], 0, 0
         if runs:
             each = PartRun(runs[0].part, RecordRun.joined([each.run for each in runs]))
-            write_bytes(self._render(PrintedRun(each.run, each.part)).data)
+            write_bytes(self._render(each).data)
             self._wrote(each, len(each.run))
 
     def _write_lines(self, each: PartRun, most: int | None) -> int:
         assert self._lines is not None
         pieces, size, printed = list[bytes](), 0, 0
-        for line in islice(self._lines(PrintedRun(each.run, each.part)), most):
+        for line in islice(self._lines(each), most):
             pieces.append(line)
             size += len(line)
             printed += 1

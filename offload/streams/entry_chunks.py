@@ -161,8 +161,9 @@ class EntryHandle(MeasuredHandle):
                 damaged = middle
             else:
                 await asyncio.to_thread(cuts.add, found.sizes, found.timestamps_ms)
-        # Without an entry, the only row would be an empty chunk.
-        return cuts.table(self.first_offset)[: cuts.next_entry - self.first_entry]
+        table = cuts.table(self.first_offset)
+        # Without an entry, its only row would be an empty chunk.
+        return table if cuts.next_entry > self.first_entry else table[:0]
 
     async def read(self, rows: ChunkTable) -> Buffer:
         """Return the chunks of these rows. Raises `Corrupt` if the sizes or times are not those measured."""

@@ -105,7 +105,7 @@ class PulsarSource(Source):
         self._found: Attempts = {}
         self._notes: Sequence[str] = ()
         self._said: dict[str, None] = {}
-        """What was found in ledgers since the last call of `streams`: notes, in order."""
+        """Notes on ledgers that were read since the last call of `streams`, in order."""
 
         self._scanned_at = -inf
         self._scanning = asyncio.Lock()

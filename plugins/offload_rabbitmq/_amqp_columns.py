@@ -58,7 +58,7 @@ SAMPLES: Final = 24
 """Sections of a block from which a template is learned."""
 
 MEMORY_SIZE_BYTES_MAX: Final = 4 * 2**20
-"""What is kept of single sections. Beyond that all of it is dropped, so hostile input costs time alone."""
+"""The most bytes of single sections that are kept. Beyond it all are dropped, so hostile input costs time."""
 
 _KEPT_SIZE_BYTES_MAX: Final = 4096
 _ENTRY_SIZE_BYTES: Final = 1000

@@ -1,4 +1,4 @@
-"""Where the sections of many AMQP messages are, found for all messages of a block side by side.
+"""The search for the sections of AMQP messages, for all messages of a block side by side.
 
 Invariant: `plain` is True only for a record whose sections fill it exactly, each at most once and in one of
 the usual encodings, with one data section, or one text or binary value, or no body. Their content is not
@@ -46,7 +46,7 @@ _HEADS: Final = {
 _HEAD_SIZE_BYTES: Final = 4
 _STEPS_MAX: Final = len(FOUND_SECTIONS) + 1
 _HEADS_MAX: Final = 8
-"""How many kinds of sections are told apart in one step. Records with others are not plain."""
+"""The most kinds of sections in one step. A record that begins another kind is not plain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Template:
     variable: frozenset[int]
     """Which values differ, by their index among the values."""
     steps: Sequence[bytes | int]
-    """What the section consists of behind its size: bytes, and constructors of fields."""
+    """The content of the section behind its size: bytes, and constructors of fields."""
     skeleton: Sequence[bytes | int]
     """The JSON: bytes, and numbers of fields. Fields that are text are between quotes."""
     has_key: bool

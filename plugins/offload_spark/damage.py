@@ -1,4 +1,4 @@
-"""What a task does about damaged records: it fails with their offsets, or leaves them out and reports them.
+"""Damaged records in a task of Spark: it fails with their offsets, or leaves them out and reports them.
 
 A damaged chunk is left out whole: the index of its fragment says where it ends. If the index is damaged, or
 the object is gone, the rest of the fragment is left out. If the manifest itself is damaged, nothing can be

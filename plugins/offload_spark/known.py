@@ -111,7 +111,7 @@ class KnownStreams:
         parts, known = self._parts[name], self._views.get(name)
         try:
             if known is not None:
-                with suppress(NotOffloaded):  # deleted, or begun again: everything is loaded anew below
+                with suppress(NotOffloaded):  # deleted, or begun again: load everything below
                     return await self._newer(name, parts, known)
             return dict(await live_parts(self.catalogue, name, parts))
         except NotOffloaded as error:

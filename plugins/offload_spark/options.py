@@ -34,7 +34,7 @@ LATEST: Final = -1
 
 
 class OnDamage(StrEnum):
-    """What a read does about damaged records."""
+    """The choice of a read that comes to damaged records."""
 
     FAIL = "fail"
     SKIP = "skip"

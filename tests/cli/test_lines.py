@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offload_rabbitmq.decoder import AmqpDecoder
 
 from offload.cli import read
-from offload.cli.kit.lines import Format, PrintedRun, message_lines, renderer
+from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.contracts.decoder import Decoded, Decoder
 from offload.formats.records import RecordRun
 from offload.model.position import iso_of
@@ -31,7 +31,7 @@ def run_of(bodies: Sequence[bytes], *, offset: int = 0, timestamp_ms: int = 0) -
 
 
 def printed(how: Format, decoder: Decoder | None, run: RecordRun, part: int) -> bytes:
-    return renderer(how, decoder)(PrintedRun(run, part)).tobytes()
+    return renderer(how, decoder)(PartRun(part, run)).tobytes()
 
 
 def one_by_one(how: Format, decoder: Decoder | None, run: RecordRun, bodies: list[bytes], part: int) -> bytes:
@@ -105,7 +105,7 @@ def test_a_decoder_without_columns_is_printed_too() -> None:
 
 
 def test_messages_of_one_record_have_its_offset() -> None:
-    run = PrintedRun(run_of([b"a,", b"b"], offset=7), 2)
+    run = PartRun(2, run_of([b"a,", b"b"], offset=7))
     lines, bodies = message_lines(Format.JSONL, Several()), message_lines(Format.BODY, Several())
 
     assert lines is not None

@@ -22,7 +22,7 @@ from offload.errors import Misuse
 from offload.loops import loops_in_use
 
 LOOPS = f"note: loops over records: {loops_in_use()}\n"
-"""What `offload plugins` says beside the notes about the contract."""
+"""The note of `offload plugins` that is not about the contract."""
 
 STORE = """
     from offload.store.memory import MemoryStore

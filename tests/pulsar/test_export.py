@@ -62,7 +62,7 @@ def tier_of(folder: Path, ledgers: Ledgers, *, first_offset: int = 0) -> Path:
 
 
 TO = ("--driver", "aws-s3", "--bucket", "b")
-"""Where Pulsar shall read what was exported to a folder."""
+"""The place from which Pulsar is to read what was exported to a folder."""
 
 
 def export(tier: Path, bucket: Path, *options: object) -> Ran:

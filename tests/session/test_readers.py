@@ -112,7 +112,7 @@ def test_followers_look_together_and_a_commit_of_the_session_wakes_them(tmp_path
         before = session.metrics.requests["list"]
         followed = [reader.follow(RECORDS) for reader in readers]
         waiting = [asyncio.ensure_future(anext(batches)) for batches in followed]
-        while session.metrics.requests["list"] < before + 2:  # noqa: ASYNC110
+        while session.metrics.requests["list"] < before + 2:  # noqa: ASYNC110 - a count sets no event
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.7)  # without the clock of the session, each would look again after 0.5 s
         assert session.metrics.requests["list"] == before + 2

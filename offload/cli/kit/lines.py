@@ -6,7 +6,6 @@ Each record becomes one line of JSON, its body and a line end, or its length and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -14,11 +13,11 @@ import numpy as np
 
 from offload.contracts.decoder import Decoder
 from offload.formats.pieces import RowPiece, ValuePool, column_of
-from offload.formats.records import RecordRun
 from offload.formats.texts import integer_texts, json_strings, timestamp_texts
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Bytes, RecordBytes
 from offload.model.value_text import value_text
+from offload.streams.batches import PartRun
 
 __all__ = ["Format", "Render", "message_lines", "renderer"]
 
@@ -31,21 +30,7 @@ class Format(StrEnum):
     RAW = "raw"
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedRun:
-    """Records that are printed together, of one part of a stream."""
-
-    run: RecordRun
-    part: int
-
-    @property
-    def records(self) -> RecordBytes:
-        """The bytes of the records."""
-        data = np.frombuffer(self.run.data, np.uint8)
-        return RecordBytes(data, self.run.starts, self.run.sizes)
-
-
-Render = Callable[[PrintedRun], Bytes]
+Render = Callable[[PartRun], Bytes]
 
 
 def renderer(format: Format, decoder: Decoder | None) -> Render:  # noqa: A002 - the name of the option
@@ -63,7 +48,7 @@ def renderer(format: Format, decoder: Decoder | None) -> Render:  # noqa: A002 -
 def message_lines(
     format: Format,  # noqa: A002 - as above
     decoder: Decoder | None,
-) -> Callable[[PrintedRun], Iterator[bytes]] | None:
+) -> Callable[[PartRun], Iterator[bytes]] | None:
     """Return the function that formats messages one by one, if a record may hold several of them.
 
     One by one, because a record may hold many more bytes than it has itself.
@@ -73,11 +58,11 @@ def message_lines(
     messages = decoder.messages
     if format is Format.BODY:
         return lambda printed: (
-            _body(decoded.value) + b"\n" for _, decoded in messages(printed.records.to_list())
+            _body(decoded.value) + b"\n" for _, decoded in messages(_records(printed).to_list())
         )
     return lambda printed: (
         _line(printed, number, decoded.value, decoded.sections)
-        for number, decoded in messages(printed.records.to_list())
+        for number, decoded in messages(_records(printed).to_list())
     )
 
 
@@ -88,36 +73,36 @@ def _body(value: Any) -> bytes:
     return b"" if value is None else value.encode() if isinstance(value, str) else value_text(value).encode()
 
 
-def _line(printed: PrintedRun, number: int, value: Any, sections: Any) -> bytes:
+def _line(printed: PartRun, number: int, value: Any, sections: Any) -> bytes:
     offset, timestamp_ms = int(printed.run.offsets[number]), int(printed.run.timestamps_ms[number])
     middle = f'{_part(printed)},"timestamp":"{iso_of(timestamp_ms)}","value":'
     tail = "".join(f',"{name}":{value_text(section)}' for name, section in sections.items())
     return f'{{"offset":{offset}{middle}{value_text(value)}{tail}}}\n'.encode()
 
 
-def _part(printed: PrintedRun) -> str:
+def _part(printed: PartRun) -> str:
     # Part 1 is not printed: most streams have no other.
     return "" if printed.part == 1 else f',"part":{printed.part}'
 
 
-def _raw(printed: PrintedRun) -> Bytes:
-    records = printed.records
+def _raw(printed: PartRun) -> Bytes:
+    records = _records(printed)
     count = len(records)
     lengths = records.sizes.astype(">u4").view(np.uint8)
     heads = ValuePool(lengths, np.arange(count) * 4, np.full(count, 4))
     return column_of([heads, _values(records)], count).data
 
 
-def _bodies(printed: PrintedRun, decoder: Decoder | None) -> Bytes:
-    records = printed.records
+def _bodies(printed: PartRun, decoder: Decoder | None) -> Bytes:
+    records = _records(printed)
     bodies = _values(records)
     if decoder is not None:
         bodies = _pool(decoder.columns(records, ["body"])["body"])
     return column_of([bodies, b"\n"], len(records)).data
 
 
-def _jsonl(printed: PrintedRun, decoder: Decoder | None, sections: list[str]) -> Bytes:
-    records, run = printed.records, printed.run
+def _jsonl(printed: PartRun, decoder: Decoder | None, sections: list[str]) -> Bytes:
+    records, run = _records(printed), printed.run
     if decoder is None:
         values, tails = json_strings(_values(records)), list[RowPiece]()
     else:
@@ -137,6 +122,10 @@ def _jsonl(printed: PrintedRun, decoder: Decoder | None, sections: list[str]) ->
         b"}\n",
     ]
     return column_of(pieces, len(records)).data
+
+
+def _records(printed: PartRun) -> RecordBytes:
+    return RecordBytes(np.frombuffer(printed.run.data, np.uint8), printed.run.starts, printed.run.sizes)
 
 
 def _values(records: RecordBytes) -> ValuePool:
