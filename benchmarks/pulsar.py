@@ -274,12 +274,7 @@ async def measured(arguments: argparse.Namespace) -> dict[str, dict[str, list[di
                     shutil.rmtree(folder)
                 place = running.place()
                 assert isinstance(place, S3Place)
-                os.environ |= {
-                    "AWS_ENDPOINT_URL_S3": place.options["endpoint_url"],
-                    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-                    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-                    "AWS_DEFAULT_REGION": place.options["region"],
-                }
+                os.environ |= place.environment
                 async with Session() as session:
                     bench = Bench(count, size, session, tables.setdefault(f"{name}, MinIO", {}))
                     uid = await bench.ours(place.url)

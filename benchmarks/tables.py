@@ -152,17 +152,12 @@ def minio() -> Iterator[str]:
     """Run MinIO, with the credentials of its bucket in the environment."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from servers.catalogue import server
-    from servers.places import ACCESS_KEY, SECRET_KEY, S3Place
+    from servers.places import S3Place
 
     with server("minio").running() as running:
         place = running.place()
         assert isinstance(place, S3Place)
-        os.environ |= {
-            "AWS_ENDPOINT_URL_S3": place.options["endpoint_url"],
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_DEFAULT_REGION": place.options["region"],
-        }
+        os.environ |= place.environment
         yield f"{place.url}/tier"
 
 

@@ -69,6 +69,16 @@ class S3Place(Place):
         self.boto = _boto(endpoint)
         self.boto.create_bucket(Bucket=self.name)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which an SDK finds the server, for a process that is given the URL alone."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.options["endpoint_url"],
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": REGION,
+        }
+
     def keys(self) -> set[str]:
         pages = self.boto.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return {row["Key"] for page in pages for row in page.get("Contents", ())}
