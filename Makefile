@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
-LOOPS  := $(VENV)/.loops
+LOOPS  := offload/_loops.so
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some two hundred processes. Without its bytecode, each would compile the program again.
@@ -82,7 +82,6 @@ $(READY): $(CORE)
 $(LOOPS): $(READY) hatch_build.py offload/loops.c
 	command -v cc >/dev/null || $(PIP) ziglang
 	$(BIN)/python hatch_build.py
-	touch $(LOOPS)
 
 clean:
-	rm -rf $(VENV) offload/_loops.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOOPS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
