@@ -166,6 +166,23 @@ def test_a_cursor_goes_on_behind_what_it_acknowledged_also_in_a_new_process(tmp_
     run(scenario)
 
 
+def test_a_consumer_that_leaves_amid_messages_has_acknowledged_what_it_said(tmp_path: Path) -> None:
+    """The broker sends more than the sockets hold, so it is writing when the consumer goes."""
+
+    async def scenario() -> None:
+        async with broker(tmp_path) as running:
+            async with connect(HOST, running.port) as client:
+                await publish(client, *(bytes(100_000) for _ in range(100)))
+            ledger = await running.ledger()
+            for offset in range(20):
+                async with consume(HOST, running.port, "orders", "first", "billing") as consumer:
+                    assert (await anext(consumer)).offset == offset
+                    await consumer.acknowledge(offset)
+                assert ledger.cursors["billing"] == offset + 1
+
+    run(scenario)
+
+
 def test_a_broker_on_a_new_disk_has_the_topics_of_the_tier(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with broker(tmp_path) as running:

@@ -15,6 +15,8 @@ __all__ = ["BrokerClient", "BrokerConsumer", "BrokerError", "Delivery", "connect
 
 REPLY_SIZE_BYTES_MAX: Final = 2**16
 OFFSET_MAX: Final = 2**64 - 1
+LEAVE_SECONDS: Final = 60.0
+"""A broker has this long to take what a consumer acknowledged last."""
 
 
 class BrokerError(Exception):
@@ -153,13 +155,22 @@ async def connect(host: str, port: int) -> AsyncIterator[BrokerClient]:
 async def consume(
     host: str, port: int, topic: str, start: str = "first", cursor: str = ""
 ) -> AsyncIterator[BrokerConsumer]:
-    """Begin to consume. The block closes the connection. Raises `BrokerError` if that is refused."""
+    """Begin to consume. The block closes the connection. Raises `BrokerError` if that is refused.
+
+    If the block ends without an error, the broker has taken all acknowledgements before this returns, or has
+    gone. Closing at once would lose them: a socket with messages that nobody read is reset.
+    """
     async with _connection(host, port) as (reader, writer):
         writer.write(f"consume {topic} {start} {cursor}\n".encode())
         words = await _words(reader)
         if words[:1] != ["ok"]:
             raise _error(words)
         yield BrokerConsumer(reader, writer, number_in(words[1], OFFSET_MAX))
+        with suppress(OSError):  # also `TimeoutError`
+            writer.write_eof()
+            async with asyncio.timeout(LEAVE_SECONDS):
+                while await reader.read(REPLY_SIZE_BYTES_MAX):
+                    pass
 
 
 @asynccontextmanager

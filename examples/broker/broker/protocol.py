@@ -12,6 +12,9 @@
 Bytes are followed by one more line feed. START is `first`, `next`, `last`, an offset, or a time. A client may
 send requests before it has the answers to earlier ones. Answers come in order. After a line that is no
 request, the broker closes the connection: it cannot know where the next one begins.
+
+A consumer that leaves closes its half first, and reads until the broker has closed the other: a socket that
+is closed with messages unread is reset, and the last acknowledgements are lost with it.
 """
 
 from __future__ import annotations
