@@ -9,27 +9,38 @@
 
 enum { LENGTH_BYTES = 4 };
 
-/* Walk over the entries of each chunk: a length of 32 bits, big-endian, and as many bytes. */
-void offload_walk(const uint8_t *data, int64_t size,
-                  const int64_t *begins, const int64_t *counts, int64_t chunks,
-                  int64_t *starts, int64_t *sizes, int64_t *ends)
+/* Walk over the entries of each chunk: a length of 32 bits, big-endian, and as many bytes. Copy these behind those
+   of the chunk before: body k is at edges[k] to edges[k + 1] of `values`. A chunk is whole if its entries end at
+   its stop. The bodies of another one are empty.
+
+   The copy is made on the way, because memory is slower than either. `room` is less than 2^31. */
+void offload_unpack(const uint8_t *data, int64_t size,
+                    const int64_t *begins, const int64_t *stops, const int64_t *counts, int64_t chunks,
+                    int32_t *edges, uint8_t *values, int64_t room, uint8_t *whole)
 {
+    int64_t filled = 0;
+    *edges++ = 0;
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
-        int64_t at = begins[chunk];
-        int64_t left = counts[chunk];
-        for (; left > 0 && at >= 0 && at <= size - LENGTH_BYTES; left--) {
+        int64_t at = begins[chunk], stop = stops[chunk] < 0 ? 0 : stops[chunk] < size ? stops[chunk] : size;
+        int64_t begun = filled, entry = 0, count = counts[chunk];
+        for (; entry < count && at >= 0 && at <= stop - LENGTH_BYTES; entry++) {
             const uint8_t *here = data + at;
             int64_t length = (int64_t)here[0] << 24 | here[1] << 16 | here[2] << 8 | here[3];
             at += LENGTH_BYTES;
-            *starts++ = at;
-            *sizes++ = length;
+            if (length > stop - at || length > room - filled)
+                break;
+            __builtin_memcpy(values + filled, data + at, (uint64_t)length);
             at += length;
+            filled += length;
+            edges[entry] = (int32_t)filled;
         }
-        ends[chunk] = left > 0 ? -1 : at;
-        for (; left > 0; left--) {
-            *starts++ = 0;
-            *sizes++ = 0;
+        whole[chunk] = entry == count && at == stops[chunk];
+        if (!whole[chunk]) {
+            filled = begun;
+            for (entry = 0; entry < count; entry++)
+                edges[entry] = (int32_t)filled;
         }
+        edges += count;
     }
 }
 

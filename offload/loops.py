@@ -1,4 +1,4 @@
-"""The compiled loops of `loops.c`: walking over entries, and copying values behind each other.
+"""The compiled loops of `loops.c`: they unpack entries, and copy values behind each other.
 
 A wheel for a platform has them as a shared library, which is loaded when it is first needed. Without it, or
 with `OFFLOAD_LOOPS=numpy`, callers take their own way with NumPy, which finds the same.
@@ -35,35 +35,38 @@ class Loops:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._walk = library.offload_walk
-        self._walk.argtypes = [pointer, number, pointer, pointer, number, pointer, pointer, pointer]
-        self._walk.restype = None
+        self._unpack = library.offload_unpack
+        self._unpack.argtypes = [pointer, number, *[pointer] * 3, number, pointer, pointer, number, pointer]
+        self._unpack.restype = None
         self._gather = library.offload_gather
         self._gather.argtypes = [pointer, number, pointer, pointer, number, pointer, pointer, number]
         self._gather.restype = number
 
-    def walk(
-        self, data: bytes | memoryview, begins: _Integers, counts: _Integers
-    ) -> tuple[_Integers, _Integers, _Integers]:
-        """Walk over `counts` entries of each chunk, from `begins` on.
+    def unpack(
+        self, data: bytes | memoryview, begins: _Integers, stops: _Integers, counts: _Integers
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        """Copy the bodies of `counts` entries of each chunk, which begin and stop at these positions.
 
-        Returns the start and the size of each body, chunk after chunk, and the end of each chunk's last
-        entry: -1 if a length led out of `data`. The bodies of such a chunk mean nothing, and may be outside.
+        Returns their edges, of which there is one more than bodies; the bodies behind each other; and for
+        each chunk whether its entries end at its stop. The bodies of another chunk are empty. `data` has at
+        most `ROOM_SIZE_BYTES_MAX` bytes.
         """
-        octets, begins, counts = _octets(data), _integers(begins), _integers(counts)
-        total = int(counts.sum())
-        starts, sizes, ends = np.empty(total, np.int64), np.empty(total, np.int64), np.empty_like(begins)
-        self._walk(
+        octets, begins, stops, counts = _octets(data), _integers(begins), _integers(stops), _integers(counts)
+        edges, values = np.empty(int(counts.sum()) + 1, np.int32), np.empty(len(octets), np.uint8)
+        whole = np.empty(len(begins), np.bool_)
+        self._unpack(
             octets.ctypes.data,
             len(octets),
             begins.ctypes.data,
+            stops.ctypes.data,
             counts.ctypes.data,
             len(begins),
-            starts.ctypes.data,
-            sizes.ctypes.data,
-            ends.ctypes.data,
+            edges.ctypes.data,
+            values.ctypes.data,
+            len(values),
+            whole.ctypes.data,
         )
-        return starts, sizes, ends
+        return edges, values[: int(edges[-1])], whole
 
     def gather(
         self, data: bytes | memoryview, starts: _Integers, sizes: _Integers

@@ -37,11 +37,6 @@ def library() -> Path:
     return path
 
 
-def compiled_walk(*args: Any) -> Any:
-    """Walk by the compiled loop."""
-    return Loops(library()).walk(*args)
-
-
 def use_loops(patch: pytest.MonkeyPatch, *, compiled: bool) -> None:
     """Use the compiled loops, or those of NumPy, until the patch ends."""
     found = Loops(library()) if compiled else None

@@ -31,14 +31,14 @@ def guarded() -> tuple[mmap.mmap, int]:
     return memory, size
 
 
-def odd_bytes(draw: random.Random) -> bytes:
-    """Return entries whose lengths are mostly near what fits."""
-    made = b""
-    for _ in range(draw.randrange(6)):
+def odd_bytes(draw: random.Random) -> tuple[bytes, int]:
+    """Return entries whose lengths are mostly near what fits, and their number."""
+    made, entries = b"", draw.randrange(6)
+    for _ in range(entries):
         body = draw.randbytes(draw.randrange(9))
         length = len(body) if draw.random() < 0.8 else draw.choice(EDGES)
         made += length.to_bytes(4, "big") + body
-    return made[: len(made) - draw.randrange(4)] if draw.random() < 0.3 else made
+    return (made[: len(made) - draw.randrange(4)] if draw.random() < 0.3 else made), entries
 
 
 def odd(draw: random.Random, near: int) -> int:
@@ -46,20 +46,24 @@ def odd(draw: random.Random, near: int) -> int:
     return draw.randrange(-1, near + 3) if draw.random() < 0.9 else draw.choice(FAR)
 
 
-def plain_walk(data: bytes, begins: list[int], counts: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Walk as the compiled loop promises."""
-    starts, sizes, ends = list[int](), list[int](), list[int]()
-    for begin, count in zip(begins, counts, strict=True):
-        at, walked = begin, 0
-        while walked < count and 0 <= at <= len(data) - 4:
-            size = int.from_bytes(data[at : at + 4], "big")
-            starts.append(at + 4)
-            sizes.append(size)
-            at, walked = at + 4 + size, walked + 1
-        starts += [0] * (count - walked)
-        sizes += [0] * (count - walked)
-        ends.append(at if walked == count else -1)
-    return starts, sizes, ends
+def plain_unpack(
+    data: bytes, begins: list[int], stops: list[int], counts: list[int]
+) -> tuple[list[int], bytes, list[bool]]:
+    """Unpack as the compiled loop promises."""
+    edges, values, whole = [0], b"", list[bool]()
+    for begin, stop, count in zip(begins, stops, counts, strict=True):
+        at, bodies = begin, list[bytes]()
+        while len(bodies) < count and 0 <= at <= min(stop, len(data)) - 4:
+            body = data[at + 4 : at + 4 + int.from_bytes(data[at : at + 4], "big")]
+            at += 4 + int.from_bytes(data[at : at + 4], "big")
+            if at > min(stop, len(data)) or len(values) + sum(map(len, bodies)) + len(body) > len(data):
+                break
+            bodies.append(body)
+        whole.append(len(bodies) == count and at == stop)
+        for body in bodies if whole[-1] else [b""] * count:
+            values += body
+            edges.append(len(values))
+    return edges, values, whole
 
 
 def plain_gather(data: bytes, starts: list[int], sizes: list[int]) -> tuple[list[int], bytes] | None:
@@ -79,24 +83,30 @@ def main() -> None:
     memory, page = guarded()
     for seed in range(rounds):
         draw = random.Random(seed)
-        data = odd_bytes(draw)
+        data, entries = odd_bytes(draw)
         memory[page - len(data) : page] = data
         view = memoryview(memory)[page - len(data) : page]
         chunks = draw.randrange(1, 4)
         begins = [odd(draw, len(data)) for _ in range(chunks)]
         counts = [draw.randrange(5) for _ in range(chunks)]
-        walked = loops.walk(view, np.array(begins, np.int64), np.array(counts, np.int64))
-        expected = plain_walk(data, begins, counts)
-        assert tuple(column.tolist() for column in walked) == expected, (seed, data, begins, counts)
+        stops = [odd(draw, len(data)) for _ in range(chunks)]
+        if draw.random() < 0.5 and data:  # as the chunks of a run lie
+            inner = sorted(draw.randrange(len(data) + 1) for _ in range(chunks - 1))
+            begins, stops = [0, *inner], [*inner, len(data)]
+        if draw.random() < 0.5:  # entries that end there, mostly
+            begins, stops, counts = [0] * chunks, [len(data)] * chunks, [entries] * chunks
+        found = loops.unpack(view, *(np.array(each, np.int64) for each in (begins, stops, counts)))
+        got = found[0].tolist(), found[1].tobytes(), found[2].tolist()
+        assert got == plain_unpack(data, begins, stops, counts), (seed, data, begins, stops, counts)
 
         rows = draw.randrange(4)
         starts, sizes = ([odd(draw, len(data)) for _ in range(rows)] for _ in range(2))
         try:
-            found = loops.gather(view, np.array(starts, np.int64), np.array(sizes, np.int64))
+            gathered = loops.gather(view, np.array(starts, np.int64), np.array(sizes, np.int64))
         except ValueError:
             assert plain_gather(data, starts, sizes) is None, (seed, data, starts, sizes)
         else:
-            got = found[0].tolist(), found[1].tobytes()
+            got = gathered[0].tolist(), gathered[1].tobytes()
             assert got == plain_gather(data, starts, sizes), (seed, data, starts, sizes)
         del view
     print(f"{rounds} rounds")

@@ -20,7 +20,6 @@ import pyarrow as pa
 from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
 from offload.formats.records import RecordRun
-from offload.loops import compiled_loops
 from offload.model.part import StreamPart
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 
@@ -124,15 +123,14 @@ class _Made:
     def _values(self) -> pa.Array:
         """Return the values without a Python step for each.
 
-        Without the compiled loop: the window alternates between values and the bytes between them. An array
-        of all these pieces shares the window's bytes; taking every second piece copies the values once.
+        The compiled loop has copied the values already, and the batches of a window share them. Without it,
+        the window alternates between values and the bytes between them. An array of all these pieces shares
+        the window's bytes; taking every second piece copies the values once.
         """
         run, count = self._run, len(self._run)
-        if (loops := compiled_loops()) is not None and run.sizes.sum() <= SPAN_SIZE_BYTES_MAX:
-            offsets, values = loops.gather(run.data, run.starts, run.sizes)
-            return pa.Array.from_buffers(
-                pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)]
-            )
+        if run.edges is not None:
+            buffers = [None, pa.py_buffer(run.edges), pa.py_buffer(run.data)]
+            return pa.Array.from_buffers(pa.binary(), count, buffers)
         begin, end = int(run.starts[0]), int(run.starts[-1] + run.sizes[-1])
         if end - begin > SPAN_SIZE_BYTES_MAX:
             return pa.array(self._records(), pa.binary())

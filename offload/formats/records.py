@@ -1,9 +1,9 @@
 """The records of a run of chunks as columns, found without a Python step for each record.
 
 The length of an entry leads to the next entry, so a chunk can only be walked from its beginning. But the
-chunks of a run do not depend on each other. The compiled loop walks them one after the other. Without it
-they are walked side by side as arrays, one entry of each chunk at a time, or, if there are few large chunks,
-one after the other.
+chunks of a run do not depend on each other. The compiled loop walks them one after the other, and copies the
+bodies behind each other on the way. Without it they are walked side by side as arrays, one entry of each
+chunk at a time, or, if there are few large chunks, one after the other.
 
 Invariant: positions are returned only for chunks whose entries are all simple and fill the data section
 exactly. So no length goes unchecked. Every other chunk is parsed by `entries.messages`, which also reports
@@ -13,7 +13,7 @@ its damage.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from offload.formats.chunk import CHUNK_HEADER, headers_at
 from offload.formats.entries import messages
-from offload.loops import compiled_loops
+from offload.loops import ROOM_SIZE_BYTES_MAX, Loops, compiled_loops
 from offload.model.chunk_table import ChunkTable, ChunkType
 
 __all__ = ["RecordRun", "record_runs", "runs_of_table"]
@@ -49,6 +49,8 @@ class RecordRun:
     starts: _Integers
     sizes: _Integers
     data: _Bytes
+    edges: npt.NDArray[np.int32] | None = None
+    """Where each body begins, and where the last one ends, if nothing is between them."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -87,6 +89,7 @@ class RecordRun:
             self.starts[start:stop],
             self.sizes[start:stop],
             self.data,
+            None if self.edges is None else self.edges[start : stop + 1],
         )
 
 
@@ -149,15 +152,17 @@ def record_runs(data: _Bytes, rows: ChunkTable, *, where: str) -> Iterator[Recor
     chunk_starts = rows["position"] - np.uint64(origin)
     starts, stops, entries = _sections(data, chunk_starts)
     counts = np.where(entries == rows["records"], entries, 0)  # fewer entries mean that there are sub-batches
-    bodies, sizes, ends = _walked(data, starts, counts)
+    found, is_whole = _found(data, starts, stops, counts)
     # A chunk whose walk does not end at the end of its data section has a sub-batch or damage.
-    is_simple = (counts > 0) & (ends == stops)
+    is_simple = (counts > 0) & is_whole
     last_of = np.cumsum(counts)
     edges = [0, *(np.flatnonzero(np.diff(is_simple)) + 1).tolist(), len(rows)]
     for first, last in pairwise(edges):
         if is_simple[first]:
             run = slice(int(last_of[first] - counts[first]), int(last_of[last - 1]))
-            yield RecordRun(*offsets_and_timestamps(rows[first:last]), bodies[run], sizes[run], data)
+            packed = None if found.edges is None else found.edges[run.start : run.stop + 1]
+            columns = offsets_and_timestamps(rows[first:last])
+            yield RecordRun(*columns, found.starts[run], found.sizes[run], found.data, packed)
         else:
             for row, start in zip(rows[first:last], chunk_starts[first:last].tolist(), strict=True):
                 chunk = memoryview(data)[start : start + int(row["size_bytes"])]
@@ -182,16 +187,44 @@ def _lengths(data: _Bytes) -> npt.NDArray[np.uint32]:
     return np.ndarray((len(data) - _LENGTH.size + 1,), ">u4", data, strides=(1,))
 
 
-def _walked(data: _Bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers, _Integers]:
-    """Return the start and the size of each body, chunk after chunk, and the end of each chunk's last entry.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The bodies of some chunks, as `RecordRun` has them."""
 
-    After a wrong length or a sub-batch, a chunk's end is not that of its data section, because positions only
-    grow.
-    """
-    if (loops := compiled_loops()) is not None:
-        return loops.walk(data, starts, counts)
+    starts: _Integers
+    sizes: _Integers
+    data: _Bytes
+    edges: npt.NDArray[np.int32] | None = None
+
+
+def _found(
+    data: _Bytes, starts: _Integers, stops: _Integers, counts: _Integers
+) -> tuple[_Found, npt.NDArray[np.bool_]]:
+    """Return the bodies of all chunks, and which chunks end at their stop. Those of others mean nothing."""
+    loops = compiled_loops()
+    if loops is not None and len(data) <= ROOM_SIZE_BYTES_MAX:
+        return _packed(loops, data, starts, stops, counts)
     walk = _side_by_side if counts.sum() >= SIDE_BY_SIDE_MIN * counts.max() else _one_by_one
-    return walk(data, starts, counts)
+    return _walked(walk, data, starts, stops, counts)
+
+
+def _packed(
+    loops: Loops, data: _Bytes, starts: _Integers, stops: _Integers, counts: _Integers
+) -> tuple[_Found, npt.NDArray[np.bool_]]:
+    edges, bodies, is_whole = loops.unpack(data, starts, stops, counts)
+    return _Found(edges[:-1].astype(np.int64), np.diff(edges).astype(np.int64), bodies.data, edges), is_whole
+
+
+def _walked(
+    walk: Callable[[_Bytes, _Integers, _Integers], tuple[_Integers, _Integers, _Integers]],
+    data: _Bytes,
+    starts: _Integers,
+    stops: _Integers,
+    counts: _Integers,
+) -> tuple[_Found, npt.NDArray[np.bool_]]:
+    # After a wrong length or a sub-batch, a chunk's end is not its stop, because positions only grow.
+    at, sizes, ends = walk(data, starts, counts)
+    return _Found(at, sizes, data), ends == stops
 
 
 def _side_by_side(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import osiris_data
 import pytest
 from campaign import CAMPAIGN
-from fresh_loops import compiled_walk
+from fresh_loops import library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +20,7 @@ from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries, messages
 from offload.formats.records import offsets_and_timestamps, record_runs, runs_of_table
 from offload.formats.tracking import ConsumerOffset
+from offload.loops import Loops
 from offload.model.chunk_table import ChunkType
 
 Found = list[tuple[int, int, bytes]]
@@ -25,7 +29,8 @@ BATCHES = st.builds(SubBatch.of, BODIES, st.sampled_from(Codec))
 ENTRIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30) | st.lists(
     st.binary(max_size=40) | BATCHES, min_size=1, max_size=4
 )
-WALKS = pytest.mark.parametrize("walk", [records._side_by_side, records._one_by_one, compiled_walk])
+WALKS = pytest.mark.parametrize("walk", [records._side_by_side, records._one_by_one, None])
+"""The ways to find records. None is the compiled loop."""
 
 
 def by_columns(data: bytes) -> Found:
@@ -33,8 +38,14 @@ def by_columns(data: bytes) -> Found:
     for run in record_runs(data, scan(data, where="here"), where="here"):
         columns = (run.offsets, run.timestamps_ms, run.starts, run.sizes)
         for offset, at, start, size in zip(*(column.tolist() for column in columns), strict=True):
-            found.append((offset, at, run.data[start : start + size]))
+            found.append((offset, at, bytes(run.data[start : start + size])))
     return found
+
+
+def take(walk: Any, patch: pytest.MonkeyPatch) -> None:
+    """Find records in this way."""
+    found = partial(records._walked, walk) if walk else partial(records._packed, Loops(library()))
+    patch.setattr(records, "_found", found)
 
 
 def one_by_one(data: bytes) -> Found:
@@ -79,10 +90,10 @@ def test_columns_hold_the_messages_of_any_chunks(chunks: list[list[bytes | SubBa
 
 @WALKS
 @given(bodies=st.lists(BODIES, min_size=1, max_size=8))
-def test_both_walks_find_the_same_entries(walk: object, bodies: list[list[bytes]]) -> None:
+def test_all_walks_find_the_same_entries(walk: object, bodies: list[list[bytes]]) -> None:
     data = stream_of(list(bodies))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "_walked", walk)
+        take(walk, patch)
 
         assert by_columns(data) == one_by_one(data)
 
@@ -100,7 +111,7 @@ def test_data_without_entries_is_an_error_and_never_a_value(walk: object, draw: 
     data = head + odd + build_chunk(tail, offset=offset + count, timestamp_ms=0, epoch=1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "_walked", walk)
+        take(walk, patch)
         assert outcome(by_columns, data) == outcome(one_by_one, data)
 
 
