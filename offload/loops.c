@@ -44,21 +44,23 @@ void offload_unpack(const uint8_t *data, int64_t size,
     }
 }
 
-/* Copy values behind each other. Return how many were copied: not all if one is not within `data`, or does not
-   fit `room`, which is less than 2^31 bytes. */
-int64_t offload_gather(const uint8_t *data, int64_t size,
-                       const int64_t *starts, const int64_t *sizes, int64_t rows,
-                       int32_t *offsets, uint8_t *values, int64_t room)
+/* Write rows that are made of pieces, each behind the one before it: row k from places[k] on. Piece p of row k has
+   sizes[p][k] bytes of its source, from starts[p][k] on. Without such numbers it is the whole source, in each row.
+   Return how many rows were written: not all if a piece is not within its source, or its place not within `out`. */
+int64_t offload_join(const uint8_t *const *sources, const int64_t *source_sizes,
+                     const int64_t *const *starts, const int64_t *const *sizes, int64_t pieces,
+                     const int64_t *places, int64_t rows, uint8_t *out, int64_t room)
 {
-    int64_t filled = 0;
-    offsets[0] = 0;
     for (int64_t row = 0; row < rows; row++) {
-        int64_t start = starts[row], length = sizes[row];
-        if (length < 0 || length > room - filled || start < 0 || start > size - length)
-            return row;
-        __builtin_memcpy(values + filled, data + start, (uint64_t)length);
-        filled += length;
-        offsets[row + 1] = (int32_t)filled;
+        int64_t place = places[row];
+        for (int64_t piece = 0; piece < pieces; piece++) {
+            int64_t start = starts[piece] ? starts[piece][row] : 0;
+            int64_t size = sizes[piece] ? sizes[piece][row] : source_sizes[piece];
+            if (size < 0 || place < 0 || size > room - place || start < 0 || start > source_sizes[piece] - size)
+                return row;
+            __builtin_memcpy(out + place, sources[piece] + start, (uint64_t)size);
+            place += size;
+        }
     }
     return rows;
 }

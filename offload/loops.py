@@ -1,4 +1,4 @@
-"""The compiled loops of `loops.c`: they unpack entries, and copy values behind each other.
+"""The compiled loops of `loops.c`: they unpack entries, and join rows of pieces.
 
 A wheel for a platform has them as a shared library, which is loaded when it is first needed. Without it, or
 with `OFFLOAD_LOOPS=numpy`, callers take their own way with NumPy, which finds the same.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,8 @@ LIBRARY: Final = Path(__file__).with_name("_loops.so")
 SWITCH: Final = "OFFLOAD_LOOPS"
 ROOM_SIZE_BYTES_MAX: Final = 2**31 - 1
 
-_Integers = npt.NDArray[np.int64]
+_Integers: TypeAlias = npt.NDArray[np.int64]
+LoopPiece: TypeAlias = tuple[bytes | memoryview | npt.NDArray[np.uint8], tuple[_Integers, _Integers] | None]
 
 
 class Loops:
@@ -38,9 +40,9 @@ class Loops:
         self._unpack = library.offload_unpack
         self._unpack.argtypes = [pointer, number, *[pointer] * 3, number, pointer, pointer, number, pointer]
         self._unpack.restype = None
-        self._gather = library.offload_gather
-        self._gather.argtypes = [pointer, number, pointer, pointer, number, pointer, pointer, number]
-        self._gather.restype = number
+        self._join = library.offload_join
+        self._join.argtypes = [*[pointer] * 4, number, pointer, number, pointer, number]
+        self._join.restype = number
 
     def unpack(
         self, data: bytes | memoryview, begins: _Integers, stops: _Integers, counts: _Integers
@@ -68,31 +70,35 @@ class Loops:
         )
         return edges, values[: int(edges[-1])], whole
 
-    def gather(
-        self, data: bytes | memoryview, starts: _Integers, sizes: _Integers
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return the values behind each other, after their offsets, of which there is one more than values.
+    def join(self, pieces: Sequence[LoopPiece], places: _Integers, out: npt.NDArray[np.uint8]) -> None:
+        """Write rows that are made of these pieces, one behind the other: row k at `places[k]` of `out`.
 
-        Raises `ValueError` if a value is outside of `data`, or if they have 2 GiB or more together.
+        A piece is a buffer, and where its part is in each row: starts and sizes, or None for all of it.
+        Raises `ValueError` if a piece is not within its buffer, or not within `out`.
         """
-        octets, starts, sizes = _octets(data), _integers(starts), _integers(sizes)
-        room = int(sizes.sum())
-        if not 0 <= room <= ROOM_SIZE_BYTES_MAX:
-            raise ValueError(f"{room} bytes of values in one array")
-        offsets, values = np.empty(len(starts) + 1, np.int32), np.empty(room, np.uint8)
-        copied = self._gather(
-            octets.ctypes.data,
-            len(octets),
+        places = _integers(places)
+        kept = [
+            (_octets(source), *((None, None) if part is None else map(_integers, part)))
+            for source, part in pieces
+        ]
+        sources, starts, sizes = (
+            np.array([0 if each[at] is None else each[at].ctypes.data for each in kept], np.uintp)
+            for at in range(3)
+        )
+        source_sizes = np.array([len(source) for source, _, _ in kept], np.int64)
+        written = self._join(
+            sources.ctypes.data,
+            source_sizes.ctypes.data,
             starts.ctypes.data,
             sizes.ctypes.data,
-            len(starts),
-            offsets.ctypes.data,
-            values.ctypes.data,
-            room,
+            len(kept),
+            places.ctypes.data,
+            len(places),
+            out.ctypes.data,
+            len(out),
         )
-        if copied != len(starts):
-            raise ValueError(f"value {copied} is not within the data")
-        return offsets, values
+        if written != len(places):
+            raise ValueError(f"a piece of row {written} is not within its buffer")
 
 
 def compiled_loops() -> Loops | None:
@@ -117,7 +123,7 @@ def _loaded() -> tuple[Loops | None, str]:
         return None, f"NumPy: {LIBRARY.name} cannot be loaded: {error}"
 
 
-def _octets(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
+def _octets(data: bytes | memoryview | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 

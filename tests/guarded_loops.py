@@ -46,6 +46,11 @@ def odd(draw: random.Random, near: int) -> int:
     return draw.randrange(-1, near + 3) if draw.random() < 0.9 else draw.choice(FAR)
 
 
+def near(draw: random.Random, data: bytes | memoryview, count: int) -> list[int]:
+    """Return numbers that are mostly within these bytes."""
+    return [odd(draw, len(data) // 2) for _ in range(count)]
+
+
 def plain_unpack(
     data: bytes, begins: list[int], stops: list[int], counts: list[int]
 ) -> tuple[list[int], bytes, list[bool]]:
@@ -66,15 +71,20 @@ def plain_unpack(
     return edges, values, whole
 
 
-def plain_gather(data: bytes, starts: list[int], sizes: list[int]) -> tuple[list[int], bytes] | None:
-    """Return the offsets and the values, or None where the compiled loop refuses."""
-    offsets, values = [0], b""
-    for start, size in zip(starts, sizes, strict=True):
-        if size < 0 or start < 0 or start + size > len(data):
-            return None
-        values += data[start : start + size]
-        offsets.append(len(values))
-    return offsets, values
+Part = tuple[list[int], list[int]] | None
+
+
+def plain_join(sources: list[bytes], parts: list[Part], places: list[int], room: int) -> bytes | None:
+    """Return what is written over zeros, or None where the compiled loop refuses."""
+    out = bytearray(room)
+    for row, at in enumerate(places):
+        for source, part in zip(sources, parts, strict=True):
+            start, size = (0, len(source)) if part is None else (part[0][row], part[1][row])
+            if min(size, at, start) < 0 or start + size > len(source) or at + size > room:
+                return None
+            out[at : at + size] = source[start : start + size]
+            at += size
+    return bytes(out)
 
 
 def main() -> None:
@@ -99,16 +109,25 @@ def main() -> None:
         got = found[0].tolist(), found[1].tobytes(), found[2].tolist()
         assert got == plain_unpack(data, begins, stops, counts), (seed, data, begins, stops, counts)
 
-        rows = draw.randrange(4)
-        starts, sizes = ([odd(draw, len(data)) for _ in range(rows)] for _ in range(2))
+        rows, room = draw.randrange(4), draw.randrange(20)
+        sources = [view, *[draw.randbytes(draw.randrange(4)) for _ in range(draw.randrange(3))]]
+        parts = [
+            None if draw.random() < 0.3 else ([near(draw, source, rows), near(draw, source, rows)])
+            for source in sources
+        ]
+        places, out = [odd(draw, room // 2) for _ in range(rows)], np.zeros(room + 8, np.uint8)
+        pieces = [
+            (source, part and (np.array(part[0], np.int64), np.array(part[1], np.int64)))
+            for source, part in zip(sources, parts, strict=True)
+        ]
+        expected = plain_join([bytes(source) for source in sources], parts, places, room)
         try:
-            gathered = loops.gather(view, np.array(starts, np.int64), np.array(sizes, np.int64))
+            loops.join(pieces, np.array(places, np.int64), out[:room])
         except ValueError:
-            assert plain_gather(data, starts, sizes) is None, (seed, data, starts, sizes)
+            assert expected is None, (seed, sources, parts, places)
         else:
-            got = gathered[0].tolist(), gathered[1].tobytes()
-            assert got == plain_gather(data, starts, sizes), (seed, data, starts, sizes)
-        del view
+            assert out[:room].tobytes() == expected, (seed, sources, parts, places)
+        assert not out[room:].any(), (seed, sources, parts, places)
     print(f"{rounds} rounds")
 
 

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from campaign import CAMPAIGN
 from fresh_loops import library
 
 from offload import loops
-from offload.loops import Loops, loops_in_use
+from offload.loops import loops_in_use
 
 ROUNDS = 200_000 if CAMPAIGN else 5_000
 
@@ -26,13 +25,6 @@ def test_odd_bytes_are_answered_as_by_a_plain_loop_and_no_byte_beyond_them_is_re
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (0, f"{ROUNDS} rounds\n"), done.stderr
-
-
-def test_values_of_2_gib_are_refused_before_memory_is_taken() -> None:
-    sizes = np.full(3, 2**30, np.int64)
-
-    with pytest.raises(ValueError, match="3221225472 bytes of values"):
-        Loops(library()).gather(b"", np.zeros(3, np.int64), sizes)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 A row is a sequence of pieces: bytes that are the same in every row, or the k-th value of a pool. All rows of
 one call have the same sequence. The sizes of values differ.
 
-The compiled loops copy the longest values, if they are there. NumPy has no copy of values of different sizes.
-Two ways to copy values of one width make up for it:
+The compiled loop copies piece after piece. NumPy, where it is not there, has no copy of values of different
+sizes. Two ways to copy values of one width make up for it:
 
     over-long    Every value is copied as if it had the size of the largest. The bytes that are too many lie
                  where the next pieces of the same row are written afterwards. That takes rows that are long
@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.loops import ROOM_SIZE_BYTES_MAX, compiled_loops
+from offload.loops import LoopPiece, compiled_loops
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 
 __all__ = ["RowBuilder", "RowPiece", "ValuePool", "column_of"]
@@ -32,9 +32,6 @@ __all__ = ["RowBuilder", "RowPiece", "ValuePool", "column_of"]
 
 OVER_LONG_MAX: Final = 512
 """The largest value that is copied in the over-long way: the copies are as large for every row."""
-
-OUTSIDE_PART: Final = 16
-"""One of so many rows may lie at an edge of its buffer. With more, the compiled loop is not used."""
 
 STEP_SIZE_BYTES: Final = 256 * 1024
 """The bytes that are copied at a time in the over-long way. A larger copy would not stay in the cache."""
@@ -89,13 +86,13 @@ class RowBuilder:
             fixed = [piece for piece in self._groups[0][1] if isinstance(piece, bytes)]
             if len(fixed) == len(self._groups[0][1]):  # the same in every row
                 return ByteColumn(offsets, np.frombuffer(b"".join(fixed) * len(self._sizes), np.uint8))
-            if (made := _gathered(self._groups[0][1], offsets)) is not None:
-                return ByteColumn(offsets, made)
         out = np.empty(size + OVER_LONG_MAX, np.uint8)
-        is_first = True
+        is_first, loops = True, compiled_loops()
         for rows, pieces in self._groups:
             starts, ends = (offsets[:-1], offsets[1:]) if rows is None else (offsets[rows], offsets[rows + 1])
-            if len(starts):
+            if loops is not None:
+                loops.join([_loop_piece(piece) for piece in pieces], starts, out)
+            elif len(starts):
                 places = _places(pieces, starts)
                 # The last value mostly has too little behind it to be copied over-long. So it goes first.
                 pools = [number for number, piece in enumerate(pieces) if isinstance(piece, ValuePool)]
@@ -114,6 +111,10 @@ def column_of(pieces: Sequence[RowPiece], count: int) -> ByteColumn:
     return builder.column()
 
 
+def _loop_piece(piece: RowPiece) -> LoopPiece:
+    return (piece, None) if isinstance(piece, bytes) else (piece.data, (piece.starts, piece.sizes))
+
+
 def _places(pieces: Sequence[RowPiece], starts: Integers) -> list[Integers]:
     """Return where each piece begins, in rows that begin at `starts`."""
     places, at = [], starts
@@ -121,33 +122,6 @@ def _places(pieces: Sequence[RowPiece], starts: Integers) -> list[Integers]:
         places.append(at)
         at = at + (len(piece) if isinstance(piece, bytes) else piece.sizes)
     return places
-
-
-def _gathered(pieces: Sequence[RowPiece], offsets: Integers) -> Bytes | None:
-    """Return rows that are all made of these pieces, if the compiled loop is there and can do it.
-
-    It copies one value of each row, with as many bytes around it as the row is long. The other pieces are
-    written over those. The value that has the most bytes in all rows is taken.
-    """
-    loops = compiled_loops()
-    totals = [int(piece.sizes.sum()) if isinstance(piece, ValuePool) else 0 for piece in pieces]
-    chosen = totals.index(max(totals))
-    pool = pieces[chosen]
-    if loops is None or isinstance(pool, bytes) or int(offsets[-1]) > ROOM_SIZE_BYTES_MAX:
-        return None
-    starts, ends = offsets[:-1], offsets[1:]
-    places = _places(pieces, starts)
-    begins, lasts = pool.starts - (places[chosen] - starts), len(pool.data) - (ends - starts)
-    # The first and the last rows may have too few bytes around their values.
-    outside = np.flatnonzero((begins < 0) | (begins > lasts))
-    if len(outside) > len(begins) // OUTSIDE_PART or int(lasts.min()) < 0:
-        return None
-    if len(outside):
-        begins[outside] = np.clip(begins[outside], 0, lasts[outside])
-    out = loops.gather(pool.data.data, begins, ends - starts)[1]
-    _copy_one_by_one(pool, out, places[chosen], outside)
-    _write(pieces, out, places, ends, done=chosen)
-    return out
 
 
 def _write(
