@@ -1,4 +1,4 @@
-"""The compiled loops of `loops.c`: they unpack entries, and join rows of pieces.
+"""The compiled loops of `loops.c`: they unpack entries, match and join rows, and quote text.
 
 A wheel for a platform has them as a shared library, which is loaded when it is first needed. Without it, or
 with `OFFLOAD_LOOPS=numpy`, callers take their own way with NumPy, which finds the same.
@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROOM_SIZE_BYTES_MAX", "Loops", "compiled_loops", "loops_in_use"]
+__all__ = ["ROOM_SIZE_BYTES_MAX", "LoopPiece", "LoopStep", "Loops", "compiled_loops", "loops_in_use"]
 
 LIBRARY: Final = Path(__file__).with_name("_loops.so")
 """The library, if this installation has one. The name is the same on all platforms."""
@@ -28,6 +28,7 @@ SWITCH: Final = "OFFLOAD_LOOPS"
 ROOM_SIZE_BYTES_MAX: Final = 2**31 - 1
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
+LoopStep: TypeAlias = bytes | tuple[int, bool]
 LoopPiece: TypeAlias = tuple[bytes | memoryview | npt.NDArray[np.uint8], tuple[_Integers, _Integers] | None]
 
 
@@ -40,6 +41,20 @@ class Loops:
         self._unpack = library.offload_unpack
         self._unpack.argtypes = [pointer, number, *[pointer] * 3, number, pointer, pointer, number, pointer]
         self._unpack.restype = None
+        self._match = library.offload_match
+        self._match.argtypes = [
+            pointer,
+            number,
+            *[pointer] * 2,
+            number,
+            *[pointer] * 2,
+            number,
+            *[pointer] * 4,
+        ]
+        self._match.restype = number
+        self._quote = library.offload_quote
+        self._quote.argtypes = [pointer, number, *[pointer] * 2, number, *[pointer] * 2, number, pointer]
+        self._quote.restype = number
         self._join = library.offload_join
         self._join.argtypes = [*[pointer] * 4, number, pointer, number, pointer, number]
         self._join.restype = number
@@ -69,6 +84,66 @@ class Loops:
             whole.ctypes.data,
         )
         return edges, values[: int(edges[-1])], whole
+
+    def match(
+        self, data: npt.NDArray[np.uint8], starts: _Integers, stops: _Integers, steps: Sequence[LoopStep]
+    ) -> tuple[_Integers, list[_Integers], list[_Integers]]:
+        """Find the rows that are made of these steps, and of nothing else, from their start to their stop.
+
+        A step is bytes, or a value: a number of bytes, and whether that is the number of bytes of its size,
+        big-endian, in front of it. Returns the rows, and the place and the size of each value in each.
+        """
+        octets, starts, stops = _octets(data), _integers(starts), _integers(stops)
+        kinds = _integers([0 if isinstance(step, bytes) else 2 if step[1] else 1 for step in steps])
+        widths = _integers([len(step) if isinstance(step, bytes) else step[0] for step in steps])
+        values = int(np.count_nonzero(kinds))
+        found = np.empty(len(starts), np.int64)
+        places, sizes = np.empty((2, values, len(starts)), np.int64)
+        count = self._match(
+            octets.ctypes.data,
+            len(octets),
+            starts.ctypes.data,
+            stops.ctypes.data,
+            len(starts),
+            kinds.ctypes.data,
+            widths.ctypes.data,
+            len(steps),
+            b"".join(step for step in steps if isinstance(step, bytes)),
+            found.ctypes.data,
+            places.ctypes.data,
+            sizes.ctypes.data,
+        )
+        return found[:count], [each[:count] for each in places], [each[:count] for each in sizes]
+
+    def quote(
+        self, data: npt.NDArray[np.uint8], starts: _Integers, sizes: _Integers
+    ) -> tuple[_Integers, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        """Write values as strings of JSON: between quotes, and quotes and backslashes behind a backslash.
+
+        Returns the edges of the strings, the strings behind each other, and which of them mean nothing,
+        because the value has a control character. UTF-8 is not checked. Raises `ValueError` if a value is not
+        within `data`, or if all together may need more than `ROOM_SIZE_BYTES_MAX`.
+        """
+        octets, starts, sizes = _octets(data), _integers(starts), _integers(sizes)
+        edges, odd = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
+        room = 2 * (int(sizes.sum()) + len(starts))
+        if not 0 <= room <= ROOM_SIZE_BYTES_MAX:
+            raise ValueError(f"{room} bytes of text in one array")
+        out = np.empty(room, np.uint8)
+        written = self._quote(
+            octets.ctypes.data,
+            len(octets),
+            starts.ctypes.data,
+            sizes.ctypes.data,
+            len(starts),
+            edges.ctypes.data,
+            out.ctypes.data,
+            len(out),
+            odd.ctypes.data,
+        )
+        if written != len(starts):
+            raise ValueError(f"value {written} is not within the data")
+        return edges, out[: int(edges[-1])], odd
 
     def join(self, pieces: Sequence[LoopPiece], places: _Integers, out: npt.NDArray[np.uint8]) -> None:
         """Write rows that are made of these pieces, one behind the other: row k at `places[k]` of `out`.

@@ -71,6 +71,76 @@ def plain_unpack(
     return edges, values, whole
 
 
+Step = bytes | tuple[int, bool]
+
+
+def plain_match(data: bytes, starts: list[int], stops: list[int], steps: list[Step]) -> list[list[int]]:
+    """Return the rows that match, each with the places and sizes of its values."""
+    found = []
+    for row, (at, stop) in enumerate(zip(starts, stops, strict=True)):
+        values = [row]
+        fits = 0 <= at <= stop <= len(data)
+        for step in steps if fits else []:
+            if isinstance(step, bytes):
+                fits, size = fits and data[at:stop].startswith(step), len(step)
+            else:
+                width, is_sized = step
+                size = int.from_bytes(data[at : at + width], "big") if is_sized else width
+                at += width if is_sized else 0
+                fits = fits and at + size <= stop
+                values += [at, size]
+            at += size
+        if fits and at == stop:
+            found.append(values)
+    return found
+
+
+def plain_quote(value: bytes) -> bytes:
+    """Return a value as a string of JSON, if it has no control character."""
+    return b'"' + value.replace(b"\\", rb"\\").replace(b'"', rb"\"") + b'"'
+
+
+def check_match(loops: Loops, draw: random.Random, data: bytes, view: memoryview, told: object) -> None:
+    """Match rows that mostly begin and end as the data does, by steps that mostly fit it."""
+    steps, at = list[Step](), 0
+    while at < len(data) and len(steps) < 5:
+        size = draw.randrange(1, 4)
+        kind = draw.randrange(4)
+        if (kind == 0 and at + 4 <= len(data)) or kind == 1:
+            width = 4 if kind == 0 else 1
+            steps.append((width, True))
+            at += width + int.from_bytes(data[at : at + width], "big")
+        else:
+            steps.append(data[at : at + size] if kind == 2 else (size, False))
+            at += size
+    rows = draw.randrange(1, 4)
+    starts = [0 if draw.random() < 0.6 else odd(draw, len(data)) for _ in range(rows)]
+    stops = [at if draw.random() < 0.6 else odd(draw, len(data)) for _ in range(rows)]
+    octets = np.frombuffer(view, np.uint8)
+    matched, places, sizes = loops.match(octets, np.array(starts), np.array(stops), steps)
+    columns = [matched, *(column for pair in zip(places, sizes, strict=True) for column in pair)]
+    got = [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    assert got == plain_match(data, starts, stops, steps), (told, starts, stops, steps)
+
+
+def check_quote(loops: Loops, draw: random.Random, told: object) -> None:
+    """Quote values of bytes that JSON escapes, mostly."""
+    data = bytes(draw.choice(b'\\"\x1f\x00 a\xc3') for _ in range(draw.randrange(12)))
+    rows = draw.randrange(4)
+    starts, sizes = near(draw, data, rows), near(draw, data, rows)
+    is_within = all(a >= 0 and b >= 0 and a + b <= len(data) for a, b in zip(starts, sizes, strict=True))
+    try:
+        edges, out, is_odd = loops.quote(np.frombuffer(data, np.uint8), np.array(starts), np.array(sizes))
+    except ValueError:
+        assert not is_within, told
+        return
+    assert is_within, told
+    for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        value = data[start : start + size]
+        assert is_odd[row] == any(byte < 32 for byte in value), told
+        assert out[edges[row] : edges[row + 1]].tobytes() == plain_quote(value), told
+
+
 Part = tuple[list[int], list[int]] | None
 
 
@@ -109,6 +179,8 @@ def main() -> None:
         got = found[0].tolist(), found[1].tobytes(), found[2].tolist()
         assert got == plain_unpack(data, begins, stops, counts), (seed, data, begins, stops, counts)
 
+        check_match(loops, draw, data, view, (seed, data))
+        check_quote(loops, draw, seed)
         rows, room = draw.randrange(4), draw.randrange(20)
         sources = [view, *[draw.randbytes(draw.randrange(4)) for _ in range(draw.randrange(3))]]
         parts = [

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.pieces import RowBuilder, ValuePool, column_of
+from offload.loops import ROOM_SIZE_BYTES_MAX, Loops, compiled_loops
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Integers
 
@@ -131,18 +132,37 @@ def json_strings(values: ValuePool) -> ByteColumn:
     count = len(values.starts)
     if not count:
         return ByteColumn(np.zeros(1, np.int64), np.zeros(0, np.uint8))
-    # A separator that JSON would escape is not in the values, if they are plain.
-    lines = _lines(values)
-    odd = odd_rows(lines, controls=2)
+    loops = compiled_loops()
+    is_loop = loops is not None and 2 * (int(values.sizes.sum()) + count) <= ROOM_SIZE_BYTES_MAX
+    strings, odd = _quoted_by_loop(loops, values) if loops and is_loop else _quoted_by_numpy(values)
     if not len(odd):
-        return _quoted(lines)
+        return strings
     texts = ByteColumn.of([_json_string(value) for value in _listed(values.of_rows(odd))])
     builder = RowBuilder(count)
     builder.add(odd, [ValuePool.of(texts)])
     plain = np.setdiff1d(np.arange(count), odd, assume_unique=True)
     if len(plain):
-        builder.add(plain, [ValuePool.of(_quoted(_lines(values.of_rows(plain))))])
+        builder.add(plain, [ValuePool.of(strings).of_rows(plain)])
     return builder.column()
+
+
+def _quoted_by_loop(loops: Loops, values: ValuePool) -> tuple[ByteColumn, Integers]:
+    """Return values as JSON strings, and the rows for which they are wrong."""
+    edges, quoted, is_odd = loops.quote(values.data, values.starts, values.sizes)
+    strings = ByteColumn(edges, quoted)
+    return strings, np.union1d(np.flatnonzero(is_odd), broken_rows(strings))
+
+
+def _quoted_by_numpy(values: ValuePool) -> tuple[ByteColumn, Integers]:
+    """As `_quoted_by_loop`."""
+    # A separator that JSON would escape is not in the values, if they are plain.
+    lines = _lines(values)
+    odd = odd_rows(lines, controls=2)
+    if len(odd):
+        sizes = values.sizes.copy()
+        sizes[odd] = 0
+        lines = _lines(ValuePool(values.data, values.starts, sizes))
+    return _quoted(lines), odd
 
 
 def _lines(values: ValuePool) -> ByteColumn:

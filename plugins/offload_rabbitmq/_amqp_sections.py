@@ -1,5 +1,9 @@
 """The search for the sections of AMQP messages, for all messages of a block side by side.
 
+Most messages of a block have the same sections, in the same encodings. So the sections of one are a pattern
+that is compared with all. What fits none of the first patterns is stepped through, a section of all messages
+at a time.
+
 Invariant: `plain` is True only for a record whose sections fill it exactly, each at most once and in one of
 the usual encodings, with one data section, or one text or binary value, or no body. Their content is not
 checked. Every other record is left to `amqp.decode`, which also reports its damage.
@@ -13,9 +17,10 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from offload.formats.patterns import Pattern, PatternStep, PatternValue, words_at
 from offload.model.record_columns import Bytes, Integers, RecordBytes
 
-__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "section_places", "words_at"]
+__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "section_places"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -44,6 +49,9 @@ _HEADS: Final = {
 """The four bytes with which a section begins, as an integer: its descriptor, and the width of its size."""
 
 _HEAD_SIZE_BYTES: Final = 4
+_PATTERNS_MAX: Final = 4
+"""The patterns of a block. Each is tried on what the ones before it left."""
+
 _STEPS_MAX: Final = len(FOUND_SECTIONS) + 1
 _HEADS_MAX: Final = 8
 """The most kinds of sections in one step. A record that begins another kind is not plain."""
@@ -69,21 +77,19 @@ class SectionPlaces:
     """The body is a value that must be UTF-8."""
 
 
-def words_at(data: Bytes, code: str) -> npt.NDArray[np.uint64]:
-    """Return the integer of this type at each byte of `data`. Nothing is copied."""
-    size = np.dtype(code).itemsize
-    return np.ndarray((max(len(data) - size + 1, 0),), code, data, strides=(1,))
-
-
 def section_places(records: RecordBytes) -> SectionPlaces:
-    """Step through all records side by side, a section at a time."""
+    """Return where the sections of these records are."""
     count, data = len(records), records.data
     found = SectionPlaces(
         np.zeros(count, np.bool_), {}, {}, {}, *np.zeros((2, count), np.int64), *np.zeros((3, count), bool)
     )
     words = words_at(data, ">u4")
-    rows: Integers | None = None  # None means all rows, which need no selection
+    rows = _by_patterns(found, records)
+    if rows is not None and not len(rows):
+        return found
     at, stops = records.starts, records.starts + records.sizes
+    if rows is not None:
+        at, stops = at[rows], stops[rows]
     for _ in range(_STEPS_MAX + 1):
         # A section has at least its head. The size behind it is read as four bytes: not at the very end.
         ahead = at + _HEAD_SIZE_BYTES <= stops
@@ -101,6 +107,54 @@ def section_places(records: RecordBytes) -> SectionPlaces:
         if not len(at):
             break
     return found
+
+
+_Head: TypeAlias = tuple[int, int, int]
+"""A section, the constructor of its value, and the width of its size."""
+
+
+def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
+    """Note the sections of records that are like the first of them. Return the rows that are left."""
+    rows: Integers | None = None
+    for _ in range(_PATTERNS_MAX):
+        if not len(records if rows is None else rows):
+            break
+        heads = _heads_of(records.at(0 if rows is None else int(rows[0])))
+        if heads is None:
+            break
+        starts = records.starts if rows is None else records.starts[rows]
+        stops = starts + (records.sizes if rows is None else records.sizes[rows])
+        steps = list[PatternStep]()
+        for section, code, width in heads:
+            steps.append(bytes((0x00, 0x53, section, code)))
+            if width:
+                steps.append(PatternValue(width, is_sized=True))
+        match = Pattern(steps).find(records.data, starts, stops)
+        is_all = rows is None and len(match.rows) == len(records)
+        where = slice(None) if is_all else match.rows if rows is None else rows[match.rows]
+        at, values = starts[match.rows], zip(match.places, match.sizes, strict=True)
+        for section, code, width in heads:
+            content, sizes = next(values) if width else (at + _HEAD_SIZE_BYTES, np.zeros_like(at))
+            _set(found, where, section, code, at, content, sizes)
+            at = content + sizes
+        found.plain[where] = True
+        rows = np.delete(np.arange(len(records)) if rows is None else rows, match.rows)
+    return rows
+
+
+def _heads_of(record: bytes) -> list[_Head] | None:
+    """Return the sections of a record; None if it is not plain."""
+    heads, at, seen = list[_Head](), 0, set[int]()
+    while at < len(record):
+        section, width = _HEADS.get(int.from_bytes(record[at : at + _HEAD_SIZE_BYTES], "big"), (0, 0))
+        kind = DATA if section == VALUE else section
+        if not section or kind in seen:
+            return None
+        seen.add(kind)
+        heads.append((section, record[at + _HEAD_SIZE_BYTES - 1], width))
+        at += _HEAD_SIZE_BYTES
+        at += width + int.from_bytes(record[at : at + width], "big")
+    return heads if heads and at == len(record) else None
 
 
 def _stepped(
@@ -166,18 +220,31 @@ def _noted(
         rows, at, stops = _kept(rows, at, stops, inside)
         content, sizes, ends = content[inside], sizes[inside], ends[inside]
         where = slice(None) if rows is None else rows
+    _set(found, where, section, head & 0xFF, at, content, sizes)
+    return rows, ends, stops
+
+
+def _set(
+    found: SectionPlaces,
+    where: Integers | slice,
+    section: int,
+    code: int,
+    at: Integers,
+    content: Integers,
+    sizes: Integers,
+) -> None:
+    """Note a section of some records: where it begins, and its content."""
     if section in (DATA, VALUE):
         found.bodies[where], found.body_sizes[where], found.has_body[where] = content, sizes, True
         found.is_value[where] = section == VALUE
-        found.is_text[where] = head & 0xFF in _TEXTS
-    else:
-        if section not in found.starts:
-            count = len(found.plain)
-            found.starts[section], found.ends[section] = np.zeros((2, count), np.int64)
-            found.codes[section] = np.zeros(count, np.uint8)
-        found.starts[section][where], found.ends[section][where] = at, ends
-        found.codes[section][where] = head & 0xFF
-    return rows, ends, stops
+        found.is_text[where] = section == VALUE and code in _TEXTS
+        return
+    if section not in found.starts:
+        count = len(found.plain)
+        found.starts[section], found.ends[section] = np.zeros((2, count), np.int64)
+        found.codes[section] = np.zeros(count, np.uint8)
+    found.starts[section][where], found.ends[section][where] = at, content + sizes
+    found.codes[section][where] = code
 
 
 def _kept(

@@ -20,11 +20,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from offload.formats.patterns import Pattern, PatternMatch, PatternValue, windows_at, words_at
 from offload.formats.pieces import RowPiece, ValuePool, column_of
 from offload.formats.texts import integer_texts, odd_rows, timestamp_texts, uuid_texts
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 from offload_rabbitmq._amqp_json import to_jsonable
-from offload_rabbitmq._amqp_sections import ANNOTATIONS, APPLICATION, PROPERTIES, words_at
+from offload_rabbitmq._amqp_sections import ANNOTATIONS, APPLICATION, PROPERTIES
 from offload_rabbitmq.amqp import PROPERTY_NAMES, AmqpMessage
 
 __all__ = ["ROUTING_KEY", "SectionMatch", "Template", "as_bytes", "compact_json", "key_in", "learned"]
@@ -110,8 +111,10 @@ class Template:
     structure: tuple[object, ...]
     variable: frozenset[int]
     """Which values differ, by their index among the values."""
-    steps: Sequence[bytes | int]
-    """The content of the section behind its size: bytes, and constructors of fields."""
+    pattern: Pattern
+    """The content of the section behind its size."""
+    fields: Sequence[int]
+    """The constructor of each value of the pattern."""
     skeleton: Sequence[bytes | int]
     """The JSON: bytes, and numbers of fields. Fields that are text are between quotes."""
     has_key: bool
@@ -123,53 +126,29 @@ class Template:
     ) -> SectionMatch | None:
         """Return the rows whose sections fit; None if none does. All arguments but `data` are by row."""
         width = 4 if self.code >= 0xD0 else 0 if self.code == 0x45 else 1
-        at = starts + (_HEAD_SIZE_BYTES + width)
-        fits = codes == self.code
-        places: list[tuple[Integers, Integers | int]] = []
-        for number, step in enumerate(self.steps):
-            if isinstance(step, bytes):
-                fits &= _windows(data, at, len(step)) == np.void(step)
-                at = at + len(step)
-                if number == 0 and not fits.all():
-                    rows, at, ends = rows[fits], at[fits], ends[fits]
-                    fits = fits[fits]
-                    if not len(rows):
-                        return None
-                continue
-            if step >= 0xA0:
-                size_width = 1 if step < 0xB0 else 4
-                # A position behind the data belongs to a section that does not fit in any case.
-                size_at = np.minimum(at, len(data) - size_width)
-                sizes = data[size_at] if size_width == 1 else words_at(data, ">u4")[size_at]
-                at = at + size_width
-                places.append((at, sizes.astype(np.int64)))
-                at = at + places[-1][1]
-            else:
-                places.append((at, _SIZES[(step >> 4) - 4]))
-                at = at + places[-1][1]
-        fits &= at == ends
-        if not fits.all():
-            chosen = np.flatnonzero(fits)
-            if not len(chosen):
-                return None
-            rows = rows[chosen]
-            places = [
-                (start[chosen], size if isinstance(size, int) else size[chosen]) for start, size in places
-            ]
-        return self._rendered(data, rows, places, makes_json=makes_json)
+        alike = codes == self.code
+        if not alike.all():
+            rows, starts, ends = rows[alike], starts[alike], ends[alike]
+        found = self.pattern.find(data, starts + (_HEAD_SIZE_BYTES + width), ends)
+        if not len(found.rows):
+            return None
+        if len(found.rows) < len(rows):
+            rows = rows[found.rows]
+        return self._rendered(data, rows, found, makes_json=makes_json)
 
     def _rendered(
         self,
         data: Bytes,
         rows: Integers,
-        places: Sequence[tuple[Integers, Integers | int]],
+        found: PatternMatch,
         *,
         makes_json: bool,
     ) -> SectionMatch | None:
-        fields = [step for step in self.steps if isinstance(step, int)]
+        fields = self.fields
         good = np.ones(len(rows), np.bool_)
         texts = [
-            _texts(data, code, start, size, good) for code, (start, size) in zip(fields, places, strict=True)
+            _texts(data, code, places, sizes, good)
+            for code, places, sizes in zip(fields, found.places, found.sizes, strict=True)
         ]
         checked = [number for number, code in enumerate(fields) if code in _TEXTS]
         column: ByteColumn | None = None
@@ -299,7 +278,8 @@ def _template(section: int, read: _Read, message: AmqpMessage, variable: frozens
         code=read.structure[0] if isinstance(read.structure[0], int) else 0,
         structure=read.structure,
         variable=variable,
-        steps=steps,
+        pattern=Pattern([step if isinstance(step, bytes) else _value_of(step) for step in steps]),
+        fields=[step for step in steps if isinstance(step, int)],
         skeleton=skeleton,
         has_key=key_name in slots,
         key=slots.get(key_name),
@@ -320,28 +300,26 @@ def _fields_of(section: int, message: AmqpMessage) -> dict[Any, Any]:
     return message.properties if section == PROPERTIES else message.application_properties
 
 
-def _windows(data: Bytes, at: Integers, width: int) -> npt.NDArray[np.void]:
-    """Return `width` bytes from each position, or any bytes if they are not in the data."""
-    windows = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data, strides=(1,))
-    if not len(windows):
-        return np.zeros(len(at), f"V{width}")
-    return windows[at] if int(at.max()) < len(windows) else windows[np.minimum(at, len(windows) - 1)]
+def _value_of(code: int) -> PatternValue:
+    if code >= 0xA0:
+        return PatternValue(1 if code < 0xB0 else 4, is_sized=True)
+    return PatternValue(_SIZES[(code >> 4) - 4])
 
 
 def _texts(
-    data: Bytes, code: int, starts: Integers, sizes: Integers | int, good: npt.NDArray[np.bool_]
+    data: Bytes, code: int, starts: Integers, sizes: Integers, good: npt.NDArray[np.bool_]
 ) -> ValuePool:
     """Return the text of a field in each row. Set `good` to False if a value is no such text."""
-    if not isinstance(sizes, int):
-        if code in _TEXTS:
-            return ValuePool(data, starts, sizes)
+    if code in _TEXTS:
+        return ValuePool(data, starts, sizes)
+    if code in _BINARIES:
         values = [
             b'{"encoding":"base64","value":"%s"}' % base64.b64encode(data[start : start + size].tobytes())
             for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
         ]
         return ValuePool.of(ByteColumn.of(values))
     if code == _UUID:
-        raw = _windows(data, starts, 16)
+        raw = windows_at(data, starts, 16)
         return uuid_texts(np.frombuffer(raw.tobytes(), np.uint8).reshape(-1, 16))
     if code in _FLOATS:
         numbers = words_at(data, _FLOATS[code])[starts].astype(np.float64)

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given
+from fresh_loops import use_loops
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.formats.pieces import ValuePool, column_of
@@ -66,8 +67,13 @@ PIECES = st.sampled_from(
 RAW = st.lists(PIECES, max_size=4).map(b"".join)
 
 
-@given(st.lists(RAW, max_size=6))
-def test_values_are_json_as_one_by_one(values: list[bytes]) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(RAW, max_size=6))
+def test_values_are_json_as_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, values: list[bytes]
+) -> None:
+    use_loops(monkeypatch, compiled=compiled)
     records = RecordBytes.of(values)
     found = json_strings(ValuePool(records.data, records.starts, records.sizes)).to_list()
 
