@@ -36,6 +36,9 @@ HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary()
 
 _WITHOUT_DECODER: Final = frozenset({"stream", "part", "ledger", "offset", "timestamp", "value"})
 
+DECODED_ROWS_MAX: Final = 8192
+"""The most rows of a batch with columns of a decoder. They stay in the cache from the bytes to the batch."""
+
 SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
 """The most bytes that the 32-bit offsets of a `binary` array can address."""
 
@@ -61,21 +64,28 @@ class BatchMaker:
             arrays = [made.column(field.name, field.type) for field in self.schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    @property
+    def _names(self) -> list[str]:
+        """The columns of the decoder that the schema has."""
+        if self.decoder is None:
+            return []
+        return [name for name in self.schema.names if name not in _WITHOUT_DECODER]
+
     def _decoded(self, run: RecordRun) -> Mapping[str, ByteColumn | HeaderColumn]:
-        """Return the columns of the decoder that the schema has. One call makes them all."""
-        names = [name for name in self.schema.names if name not in _WITHOUT_DECODER]
-        if self.decoder is None or not names:
+        """Return the columns of the decoder. One call makes them all."""
+        if self.decoder is None or not (names := self._names):
             return {}
         records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
         return self.decoder.columns(records, names)
 
     def _parts(self, run: RecordRun) -> Iterator[RecordRun]:
         reached = np.cumsum(run.sizes)
+        rows_max = min(self.rows_max, DECODED_ROWS_MAX) if self._names else self.rows_max
         first = 0
         while first < len(run):
             before = int(reached[first - 1]) if first else 0
             fit = int(np.searchsorted(reached, before + self.size_bytes_max, side="right"))
-            stop = min(max(fit, first + 1), first + self.rows_max)
+            stop = min(max(fit, first + 1), first + rows_max)
             yield run.rows(first, stop)
             first = stop
 
