@@ -237,7 +237,7 @@ def _set(
     if section in (DATA, VALUE):
         found.bodies[where], found.body_sizes[where], found.has_body[where] = content, sizes, True
         found.is_value[where] = section == VALUE
-        found.is_text[where] = section == VALUE and code in _TEXTS
+        found.is_text[where] = code in _TEXTS
         return
     if section not in found.starts:
         count = len(found.plain)

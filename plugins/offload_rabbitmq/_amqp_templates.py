@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from offload.formats.patterns import Pattern, PatternMatch, PatternValue, windows_at, words_at
 from offload.formats.pieces import RowPiece, ValuePool, column_of
-from offload.formats.texts import integer_texts, odd_rows, timestamp_texts, uuid_texts
+from offload.formats.texts import broken_rows, integer_texts, json_strings, timestamp_texts, uuid_texts
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 from offload_rabbitmq._amqp_json import to_jsonable
 from offload_rabbitmq._amqp_sections import ANNOTATIONS, APPLICATION, PROPERTIES
@@ -151,19 +151,19 @@ class Template:
             for code, places, sizes in zip(fields, found.places, found.sizes, strict=True)
         ]
         checked = [number for number, code in enumerate(fields) if code in _TEXTS]
-        column: ByteColumn | None = None
-        if makes_json:
-            skeleton = self.skeleton
-            pieces = [piece if isinstance(piece, bytes) else texts[piece] for piece in skeleton]
-            column = column_of(pieces, len(rows))
-        elif checked:
-            skeleton = [part for number in checked for part in (number, b'"')]
-            pieces = [piece if isinstance(piece, bytes) else texts[piece] for piece in skeleton]
-            column = column_of(pieces, len(rows))
-        if checked and column is not None:
-            _judge(column, b"".join(piece for piece in skeleton if isinstance(piece, bytes)), good)
+        # Without JSON, texts are joined to be checked alone.
+        skeleton = self.skeleton if makes_json else [part for each in checked for part in (each, b'"')]
+        column = column_of([part if isinstance(part, bytes) else texts[part] for part in skeleton], len(rows))
+        if checked and not _is_printed_ascii(column):
+            good[broken_rows(column)] = False
             if any(fields[number] in _SYMBOLS for number in checked):
                 _judge_symbols(column, good)
+        if makes_json and checked and _has_escapes(column, skeleton):
+            escaped = {number: _escaped(texts[number]) for number in checked}
+            pieces = [
+                part if isinstance(part, bytes) else escaped.get(part, texts[part]) for part in skeleton
+            ]
+            column = column_of(pieces, len(rows))
         match = SectionMatch(rows, self, texts, column if makes_json else None)
         if good.all():
             return match
@@ -333,13 +333,23 @@ def _texts(
     return integer_texts(integers.astype(np.uint64 if code == 0x80 else np.int64))
 
 
-def _judge(column: ByteColumn, literals: bytes, good: npt.NDArray[np.bool_]) -> None:
-    """Set `good` to False for rows whose texts are no UTF-8, or have a byte that JSON escapes."""
-    for byte in b'"\\':
-        if np.count_nonzero(column.data == byte) != literals.count(byte) * len(column):
-            rows = np.searchsorted(column.offsets, np.flatnonzero(column.data == byte), side="right") - 1
-            good &= np.bincount(rows, minlength=len(column)) == literals.count(byte)
-    good[odd_rows(column)] = False
+def _is_printed_ascii(column: ByteColumn) -> bool:
+    # As signed numbers, control characters and what is beyond ASCII are below all others.
+    return not np.count_nonzero(column.data.view(np.int8) < ord(" "))
+
+
+def _has_escapes(column: ByteColumn, skeleton: Sequence[bytes | int]) -> bool:
+    """Return True if a text has a byte that JSON escapes."""
+    literals = b"".join(part for part in skeleton if isinstance(part, bytes))
+    return bool(np.count_nonzero(column.data < ord(" "))) or any(
+        np.count_nonzero(column.data == byte) != literals.count(byte) * len(column) for byte in b'"\\'
+    )
+
+
+def _escaped(texts: ValuePool) -> ValuePool:
+    """Return texts as strings of JSON, without the quotes around them."""
+    strings = ValuePool.of(json_strings(texts))
+    return ValuePool(strings.data, strings.starts + 1, strings.sizes - 2)
 
 
 def _judge_symbols(column: ByteColumn, good: npt.NDArray[np.bool_]) -> None:

@@ -14,7 +14,7 @@ from amqp_messages import DATA, PROPERTIES, SEQUENCE, VALUE, VALUES, compound, e
 from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offload_rabbitmq import _amqp_columns, decoder
+from offload_rabbitmq import _amqp_columns, _amqp_sections, decoder
 from offload_rabbitmq.amqp import Described, Symbol, Timestamp
 from offload_rabbitmq.decoder import AmqpDecoder
 
@@ -95,6 +95,33 @@ def test_typical_messages_are_decoded_without_a_step_for_each(singles: list[byte
     assert_equal(MESSAGES)
 
 
+def test_texts_that_json_escapes_take_no_step_for_each(singles: list[bytes]) -> None:
+    messages = [message(number, text=f'"{number}\\') for number in range(LEARNED_FROM)]
+
+    AmqpDecoder().columns(RecordBytes.of(messages), NAMES)
+
+    assert singles == []
+    assert_equal(messages)
+
+
+def test_messages_with_different_sections_take_no_step_for_each(singles: list[bytes]) -> None:
+    """There are more kinds than patterns of a block."""
+    lone = [
+        DATA + sized(0xA0, b"a"),
+        DATA + b"\xb0\0\0\0\2bc",
+        VALUE + sized(0xA0, b"d"),
+        VALUE + sized(0xA1, b"e"),
+    ]
+    kinds = [*lone, MESSAGES[0], MESSAGES[1][: -len(DATA + sized(0xA0, b'{"a":1}'))]]
+    messages = [each for each in kinds for _ in range(2)] * 20
+
+    AmqpDecoder().columns(RecordBytes.of(messages), ["body"])
+
+    assert len(kinds) > _amqp_sections._PATTERNS_MAX
+    assert singles == []
+    assert_equal(messages)
+
+
 def test_records_that_do_not_begin_as_messages_are_not_decoded(singles: list[bytes]) -> None:
     raw = [b"raw", b"", b'{"a":1}'] * 9
 
@@ -152,6 +179,7 @@ ODD = [
     message(1)[:-1],
     message(1) + b"\0",
     message(1) + DATA + sized(0xA0, b"more"),
+    message(1) + VALUE + encoded("more"),
     message(1) + SEQUENCE + encoded([1]),
     message(1) + PROPERTIES + b"\x45",
     message(1) + FOOTER + compound(0xC1, [encoded("a"), encoded(1)]),
