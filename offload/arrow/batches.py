@@ -36,7 +36,7 @@ HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary()
 
 _WITHOUT_DECODER: Final = frozenset({"stream", "part", "ledger", "offset", "timestamp", "value"})
 
-DECODED_ROWS_MAX: Final = 8192
+DECODED_ROWS_MAX: Final = 16384
 """The most rows of a batch with columns of a decoder. They stay in the cache from the bytes to the batch."""
 
 SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1

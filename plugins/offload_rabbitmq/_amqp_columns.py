@@ -42,7 +42,7 @@ SECTION_COLUMNS: Final = {
     "properties": PROPERTIES, "application_properties": APPLICATION, "annotations": ANNOTATIONS,
 }  # fmt: skip
 
-BLOCK_ROWS: Final = 8192
+BLOCK_ROWS: Final = 16384
 """Records that are parsed side by side. More of them, with their columns, would not stay in the cache."""
 
 TEMPLATES_MAX: Final = 16
