@@ -1,10 +1,11 @@
 """The export of a stream as files of Parquet or Arrow: a folder for a stream, a file for a range of offsets.
 
-    export.json                                              what is exported, and how
+    _export.json                                             what is exported, and how
     1-00000000000000000000-00000000000001048576.parquet      part, first offset, next offset
 
 A file appears under its name when it is whole and durable, by a rename. So the names say how far an export
-has come: a run that was killed is continued, and a later run adds what was committed since.
+has come: a run that was killed is continued, and a later run adds what was committed since. All other names
+begin with an underscore, because programs that read a whole folder pass over such names.
 
 Invariants: no row is in two files, and none is left out; a folder has one stream in one format with the same
 columns; a file is never changed.
@@ -27,7 +28,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from offload.errors import Misuse
+from offload.errors import Misuse, NotOffloaded, OffloadError
 from offload.local.files import explained
 from offload.local.segment_writer import sync_folder
 from offload.model.position import PartOffset
@@ -36,7 +37,7 @@ from offload.tables import ArrowStream, RowPosition
 __all__ = ["ExportFormat", "ExportedRows", "export_stream"]
 
 
-SETTINGS_NAME: Final = "export.json"
+SETTINGS_NAME: Final = "_export.json"
 EXPORT_SIZE_BYTES: Final = 256 * 1024 * 1024
 _NAME: Final = re.compile(r"([0-9]+)-([0-9]{20})-([0-9]{20})\.(?:parquet|arrow)")
 _UNFINISHED: Final = ".unfinished"
@@ -77,18 +78,21 @@ def export_stream(
 
     `start` counts only for a folder without files. A file has about `file_size_bytes` of chunks, and ends
     with a fragment. `progress` is called after each. If the run stops anywhere, the files stay, and the next
-    run continues behind them. Raises `Misuse` if the folder has another stream, format or columns, or if
-    another process exports to it, and as `ArrowStream.to_batches`.
+    run continues behind them. Raises `Misuse` if the folder has files of another stream, format or columns,
+    or if another process exports to it; `NotOffloaded` if rows behind its last file were trimmed; and as
+    `ArrowStream.to_batches`.
     """
     schema = stream.to_batches("next", None, columns, decode).schema
     settings = {"stream": stream.name, "format": str(format), "columns": schema.names, "decode": decode}
-    with explained("make", folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     with _claimed(folder):
-        _agree(folder, settings, stream.incarnations)
         done = ExportedRows(place=_end_of(folder))
         begin = start if done.place is None else done.place
-        for first, behind in stream.split(begin, end, size_bytes=file_size_bytes):
+        ranges = stream.split(begin, end, size_bytes=file_size_bytes)
+        _agree(folder, settings, stream.incarnations, is_begun=done.place is not None)
+        if done.place is not None:
+            _check_trimmed(stream.name, done.place, ranges)
+        for first, behind in ranges:
             path = folder / f"{first.part}-{first.offset:020}-{behind.offset:020}.{format}"
             batches = stream.to_batches(first, behind, columns, decode)
             with _appearing(path) as unfinished:
@@ -113,17 +117,32 @@ def _claimed(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise Misuse(f"another process exports to {folder}") from exc
-        for left in folder.glob(f"*{_UNFINISHED}"):
+        for left in folder.glob(f"_*{_UNFINISHED}"):
             left.unlink()
         yield
     finally:
         os.close(descriptor)
 
 
-def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str]) -> None:
-    """Record what is exported, or raise `Misuse` if it is not what the folder has."""
-    path = folder / SETTINGS_NAME
-    before = _recorded(path, settings.keys()) if path.exists() else settings | {"parts": {}}
+def _make(folder: Path) -> None:
+    try:
+        with explained("make", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OffloadError as error:
+        if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError):
+            raise Misuse(f"{folder} is no folder and cannot be made: take another folder") from error
+        raise
+
+
+def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str], *, is_begun: bool) -> None:
+    """Record what is exported, or raise `Misuse` if it is not what the files of the folder have."""
+    path, before = folder / SETTINGS_NAME, settings | {"parts": {}}
+    if path.exists():
+        recorded = _recorded(path, settings.keys())
+        # A run that was refused, or had no rows, binds no later one.
+        before = recorded if is_begun else before
+    elif is_begun:
+        raise Misuse(f"{folder} has files, but no {SETTINGS_NAME} that says of what: take another folder")
     for name, value in settings.items():
         if before[name] != value:
             raise Misuse(
@@ -139,6 +158,16 @@ def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str])
         with _appearing(path) as unfinished:
             text = json.dumps(settings | {"parts": before["parts"] | incarnations}, indent=1)
             unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+def _check_trimmed(stream: str, place: PartOffset, ranges: Sequence[tuple[PartOffset, PartOffset]]) -> None:
+    """Raise `NotOffloaded` if the part of the last file now begins behind its end."""
+    first = next((first for first, _ in ranges), place)
+    if first.part == place.part and first.offset > place.offset:
+        raise NotOffloaded(
+            f"stream {stream!r}: offsets [{place.offset}, {first.offset}) were trimmed before they were "
+            "exported: take another folder"
+        )
 
 
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -159,7 +188,7 @@ def _end_of(folder: Path) -> PartOffset | None:
 @contextmanager
 def _appearing(path: Path) -> Iterator[Path]:
     """Yield a path to write to. At the end of the block the file is durable, and gets its name."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
+    unfinished = path.with_name(f"_{path.name}{_UNFINISHED}")
     with explained("write", path):
         yield unfinished
         with unfinished.open("rb") as file:

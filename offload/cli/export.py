@@ -81,7 +81,7 @@ def export(
     how = {
         "start": position_of(start),
         "end": None if to is None else position_of(to),
-        "columns": None if columns is None else columns.split(","),
+        "columns": None if columns is None else [name.strip() for name in columns.split(",")],
         "decode": decode,
         "file_size_bytes": parse_size(file_size, option="--file-size"),
     }

@@ -20,8 +20,9 @@ from offload_conformance import ledger_of, ledgers
 from tables.tier_in_memory import Row, World, rows_of, world
 
 from offload import Blocking, PartOffset, exporting
-from offload.errors import Misuse
+from offload.errors import Misuse, NotOffloaded
 from offload.exporting import ExportFormat, export_stream
+from offload.upkeep.retention import Retention, trim
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def made() -> Iterator[World]:
 def exported(folder: Path) -> list[Row]:
     """Return the rows of all files, in order of their names."""
     found = []
-    for path in sorted(folder.glob("*-*.*")):
+    for path in sorted(folder.glob("[0-9]*-*.*")):
         table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
         first, until = (int(number) for number in path.stem.split("-")[1:])
         rows = rows_of(table)
@@ -52,7 +53,7 @@ def test_a_stopped_export_continues_and_has_each_row_once(
     tmp_path_factory: pytest.TempPathFactory, form: ExportFormat, size_bytes: int, stops: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("exported")
-    (folder / f"1-{0:020}-{7:020}.parquet.unfinished").write_bytes(b"of a run with another file size")
+    (folder / f"_1-{0:020}-{7:020}.parquet.unfinished").write_bytes(b"of a run with another file size")
     with world() as made:
         made.write("orders", ledgers.with_tracking().ledgers(4))
         made.begin_part(2, [ledger_of(3, first_offset=200), ledger_of(3, first_offset=203)])
@@ -133,7 +134,7 @@ def test_another_stream_format_or_column_is_refused(made: World, tmp_path: Path)
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"stream": "orders"}', "\udcff"], ids=repr)
 def test_a_file_of_another_program_is_no_record_of_an_export(made: World, tmp_path: Path, text: str) -> None:
     made.write("orders", [ledger_of(3)])
-    (tmp_path / "export.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    (tmp_path / exporting.SETTINGS_NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     with pytest.raises(Misuse, match=r"export\.json is no record of an export: take another folder"):
         export_stream(made.tables["orders"], tmp_path)
@@ -147,6 +148,63 @@ def test_a_stream_that_was_begun_again_is_refused(made: World, tmp_path: Path) -
 
     with pytest.raises(Misuse, match="was deleted and begun again"):
         export_stream(made.tables["orders"], tmp_path)
+
+
+def test_a_program_that_reads_a_whole_folder_reads_the_rows_alone(made: World, tmp_path: Path) -> None:
+    """Also while a run is under way, or was killed."""
+    made.write("orders", [ledger_of(3), ledger_of(3, first_offset=3)])
+    folder = tmp_path / "orders"
+    with pytest.MonkeyPatch.context() as patch, suppress(Stopped):
+        patch.setattr(Path, "rename", stopping(Path.rename, after=2))
+        export_stream(made.tables["orders"], folder, file_size_bytes=1)
+
+    assert [path.name for path in folder.glob("*.unfinished")] != []
+    assert pq.read_table(folder)["offset"].to_pylist() == [0, 1, 2]
+
+
+def test_a_refused_run_binds_no_later_one(made: World, tmp_path: Path) -> None:
+    made.write("orders", [ledger_of(3)])
+    orders = made.tables["orders"]
+
+    with pytest.raises(NotOffloaded, match="9 is beyond"):
+        export_stream(orders, tmp_path, start=9)
+    assert export_stream(orders, tmp_path, start="next").files == 0
+
+    assert export_stream(orders, tmp_path, format=ExportFormat.ARROW, columns=["offset"]).rows == 3
+    with pytest.raises(Misuse, match="with format 'arrow', not 'parquet'"):
+        export_stream(orders, tmp_path, columns=["offset"])
+
+
+def test_files_without_a_record_are_refused(made: World, tmp_path: Path) -> None:
+    """Nothing says whether they have the same columns."""
+    made.write("orders", [ledger_of(3)])
+    export_stream(made.tables["orders"], tmp_path)
+    (tmp_path / exporting.SETTINGS_NAME).unlink()
+
+    with pytest.raises(Misuse, match=r"has files, but no _export\.json"):
+        export_stream(made.tables["orders"], tmp_path)
+
+
+def test_rows_that_were_trimmed_before_the_next_run_are_reported(made: World, tmp_path: Path) -> None:
+    for value in (b"one", b"two", b"three"):
+        made.blocking.append("orders", [value])
+    export_stream(made.tables["orders"], tmp_path, end=1)
+    made.blocking.run(trim(made.blocking.offloader, "orders", Retention(before_offset=1)))
+    export_stream(made.tables["orders"], tmp_path, end=1)
+    made.blocking.run(trim(made.blocking.offloader, "orders", Retention(before_offset=2)))
+
+    with pytest.raises(NotOffloaded, match=r"\[1, 2\) were trimmed before they were exported"):
+        export_stream(made.tables["orders"], tmp_path)
+    assert [value for *_, value in exported(tmp_path)] == [b"one"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "/proc/none"])
+def test_a_place_that_can_be_no_folder_is_refused(made: World, tmp_path: Path, name: str) -> None:
+    made.write("orders", [ledger_of(3)])
+    (tmp_path / "file").touch()
+
+    with pytest.raises(Misuse, match="is no folder and cannot be made"):
+        export_stream(made.tables["orders"], tmp_path / name)
 
 
 def test_two_processes_do_not_export_to_one_folder(made: World, tmp_path: Path) -> None:
@@ -164,7 +222,7 @@ def test_two_processes_do_not_export_to_one_folder(made: World, tmp_path: Path) 
 def test_the_command_exports_and_continues(tmp_path: Path) -> None:
     with Blocking(str(tmp_path / "tier")) as tier:
         tier.append("orders", [b"one", b"two"])
-    said = ("export", tmp_path / "tier", "orders", tmp_path / "out", "--columns", "offset,value", "--json")
+    said = ("export", tmp_path / "tier", "orders", tmp_path / "out", "--columns", "offset, value", "--json")
 
     first, again = offload(*said).document, offload(*said).document
 
