@@ -67,7 +67,7 @@ class Blocking:
 
     def __init__(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         plugins: Plugins | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -75,11 +75,11 @@ class Blocking:
         plan: TierPlan | None = None,
         keys: str | None = None,
     ) -> None:
-        """The arguments are those of `Session` and of `Session.catalogue`."""
-        session = Session(plugins=plugins, keys=keys)
+        """The arguments are those of `Session` and of `Session.catalogue`. `url` may also be a `Path`."""
+        session, place = Session(plugins=plugins, keys=keys), os.fspath(url)
         self._open(
             session,
-            lambda: session.catalogue(url, storage_options=storage_options, options=options, plan=plan),
+            lambda: session.catalogue(place, storage_options=storage_options, options=options, plan=plan),
         )
 
     @classmethod

@@ -29,13 +29,16 @@ __all__ = ["open", "open_source", "open_tier"]
 
 
 def open(  # noqa: A001 - `offload.open` says it; this module opens no file
-    url: str, *, storage_options: Mapping[str, Any] | None = None, keys: str | None = None
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    keys: str | None = None,
 ) -> ArrowTier:
     """Open a tier for notebooks and scripts: `offload.open("s3://bucket/tier")["orders"].to_arrow()`.
 
-    The calls block, and tables are those of Arrow (docs/arrow.md). `keys` is the URL of the key service of
-    encrypted streams; by default it is that of `OFFLOAD_KEYS`. Raises `Misuse` if pyarrow is not installed
-    (the extra `arrow`), `NotOffloaded` if there is no tier, and as `Blocking`.
+    The calls block, and tables are those of Arrow (docs/arrow.md). A folder may be a `Path`. `keys` is the
+    URL of the key service of encrypted streams; by default it is that of `OFFLOAD_KEYS`. Raises `Misuse` if
+    pyarrow is not installed (the extra `arrow`), `NotOffloaded` if there is no tier, and as `Blocking`.
     """
     try:
         import pyarrow as pa  # noqa: F401 - the module below would fail with an error that names no extra

@@ -11,10 +11,11 @@ rows raises and never ends early; nothing is kept between reads, so threads shar
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -38,7 +39,15 @@ from offload.errors import Misuse, NotOffloaded, OffloadError
 from offload.extras import missing_text
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
-from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, as_position
+from offload.model.position import (
+    AtEdge,
+    AtOffset,
+    AtTime,
+    PartOffset,
+    Position,
+    as_position,
+    position_text,
+)
 from offload.streams.joined import grouped, live_parts
 
 if TYPE_CHECKING:
@@ -52,8 +61,9 @@ BATCH_SIZE_BYTES_MAX: Final = 32 * 1024 * 1024
 """The most bytes of values in one batch, unless one value is larger: far below the 2 GiB that the 32-bit
 offsets of a column reach."""
 
-RowPosition: TypeAlias = int | str | datetime | Position | PartOffset | None
-"""A position: an offset, a moment, a SPEC as in `offload read --from`, or None for the edge of the stream."""
+RowPosition: TypeAlias = int | str | date | Position | PartOffset | None
+"""A position: an offset, a moment or day, a SPEC as in `offload read --from`, or None for the edge of the
+stream. A `datetime` is a `date`."""
 
 
 class ArrowTier:
@@ -64,7 +74,11 @@ class ArrowTier:
     """
 
     def __init__(
-        self, url: str, *, storage_options: Mapping[str, Any] | None = None, keys: str | None = None
+        self,
+        url: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        keys: str | None = None,
     ) -> None:
         """The arguments and errors are those of `Blocking`. Raises `NotOffloaded` if there is no tier."""
         self._hold(Blocking(url, storage_options=storage_options, keys=keys))
@@ -89,8 +103,11 @@ class ArrowTier:
     def __getitem__(self, stream: str) -> ArrowStream:
         """Return a stream as it is committed now, with its parts.
 
-        Raises `NotOffloaded`, a `LookupError`, if there is none of this name, and `StreamDeleted`.
+        Raises `NotOffloaded`, a `LookupError`, if there is none of this name, `StreamDeleted`, and `Misuse`
+        for what is no name.
         """
+        if not isinstance(stream, str):
+            raise Misuse(f"a stream is found by its name, such as tier['orders'], not by {stream!r}")
         catalogue = self._tier.catalogue
         try:
             views = self._tier.run(live_parts(catalogue, stream))
@@ -134,9 +151,9 @@ class ArrowTier:
 class ArrowStream:
     """One stream of an `ArrowTier`, as it was committed when it was opened. Immutable; for any thread.
 
-    `start` and `end` are an offset, a `datetime` (UTC, unless it has a zone), a text such as `"-1h"`,
-    `"last"` or `"2026-11-21"`, or None for everything. The row at `end` is left out. All rows of a chunk have
-    one timestamp, and a time is the first chunk of that time or later.
+    `start` and `end` are an offset, a `datetime` (UTC, unless it has a zone), a `date`, a text such as
+    `"-1h"`, `"last"` or `"2026-11-21"`, or None for everything. The row at `end` is left out. All rows of a
+    chunk have one timestamp, and a time is the first chunk of that time or later.
 
     `columns` are names: `offset`, `timestamp`, `value`, `part`, `stream`. With `decode`, the name of a
     decoder such as `amqp`, also `body`, the decoder's own, `key` and `headers`.
@@ -162,7 +179,7 @@ class ArrowStream:
         self,
         start: RowPosition = None,
         end: RowPosition = None,
-        columns: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
         decode: str | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader of batches, in order. Its memory is bounded: a few windows of 8 MiB, and one batch.
@@ -183,7 +200,7 @@ class ArrowStream:
         self,
         start: RowPosition = None,
         end: RowPosition = None,
-        columns: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
         decode: str | None = None,
     ) -> pa.Table:
         """Return the rows as a table in memory."""
@@ -193,7 +210,7 @@ class ArrowStream:
         self,
         start: RowPosition = None,
         end: RowPosition = None,
-        columns: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
         decode: str | None = None,
     ) -> pd.DataFrame:
         """Return the rows as a frame in memory. Raises `Misuse` if pandas is not installed."""
@@ -213,8 +230,11 @@ class ArrowStream:
         """Return ranges of about this size that together are the range, in order: `start` and `end` of each.
 
         For work in several steps, or by several processes. They end where fragments end, so one is larger if
-        its fragment is. The size is that of the chunks, uncompressed. Fetches no message.
+        its fragment is. The size is that of the chunks, uncompressed. Fetches no message. Raises `Misuse` for
+        a size below 1.
         """
+        if not size_bytes >= 1:
+            raise Misuse(f"size_bytes is a number of bytes from 1 on, not {size_bytes!r}")
         ranges = self._ranges(start, end)
         pieces = self._tier.run(pieces_of_ranges(self._tier.catalogue, ranges, size_bytes=size_bytes))
         return [(PartOffset(one.number, one.first), PartOffset(one.number, one.until)) for one in pieces]
@@ -245,7 +265,8 @@ class ArrowStream:
         first = AtEdge.FIRST if start is None else as_position(start, now_ms=now_ms)
         behind = AtEdge.NEXT if end is None else as_position(end, now_ms=now_ms)
         if _is_inverted(first, behind):
-            raise Misuse(f"the range is inverted: end={end!r} is before start={start!r}")
+            told = f"the end, {position_text(behind)}, is before the start, {position_text(first)}"
+            raise Misuse(f"the range is inverted: {told}")
         return self._tier.run(ranges_between(self._tier.catalogue, self._parts, first, behind))
 
 

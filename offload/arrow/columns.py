@@ -5,9 +5,9 @@ Invariant: the schema depends on the names of the columns and on the decoder alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ _ON_REQUEST: Final = frozenset({"stream", "key", "headers"})
 """The columns that are there only if they are asked for."""
 
 
-def arrow_schema(names: Sequence[str] | None, decoder: Decoder | None) -> pa.Schema:
+def arrow_schema(names: Iterable[str] | None, decoder: Decoder | None) -> pa.Schema:
     """Return the schema of these columns, in their order.
 
     Without names: offset and timestamp, the value or what the decoder makes of it, and the part. Raises
@@ -43,14 +43,15 @@ def arrow_schema(names: Sequence[str] | None, decoder: Decoder | None) -> pa.Sch
         replaced = _ON_REQUEST if decoder is None else _ON_REQUEST | {"value"}
         names = [name for name in known if name not in replaced]
     # A text is a sequence of its letters.
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    named: list[Any] = [*names] if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    if not all(isinstance(name, str) for name in named):
         raise Misuse(f'columns is a list of names, such as columns=["offset", "value"], not {names!r}')
-    for name in names:
+    for name in named:
         if name not in known:
             raise Misuse(f"there is no column {name!r}{_nearest(name, known, decoder)}")
-    if not names or len({*names}) < len(names):
-        raise Misuse(f"columns takes one name or more, and each of them once, not {[*names]}")
-    return pa.schema([(name, known[name]) for name in names])
+    if not named or len({*named}) < len(named):
+        raise Misuse(f"columns takes one name or more, and each of them once, not {named}")
+    return pa.schema([(name, known[name]) for name in named])
 
 
 def _columns(decoder: Decoder | None) -> dict[str, pa.DataType]:
@@ -64,7 +65,7 @@ def _columns(decoder: Decoder | None) -> dict[str, pa.DataType]:
 
 
 def _nearest(name: str, known: dict[str, pa.DataType], decoder: Decoder | None) -> str:
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name.lower(), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     needs = " Other columns need decode, such as decode='amqp'." if decoder is None else ""
     return f"{hint or '.'} The columns are {', '.join(known)}.{needs}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum
 from operator import index
 from typing import Final
@@ -31,6 +31,7 @@ __all__ = [
     "Position",
     "as_position",
     "parse_position",
+    "position_text",
 ]
 
 
@@ -129,22 +130,39 @@ def parse_position(text: str, *, now_ms: int | None = None) -> Position:
 
 
 def as_position(value: object, *, now_ms: int) -> Position | PartOffset:
-    """Return the position that a value of a program means: a number, a moment, a SPEC, or a position.
+    """Return the position that a value of a program means: a number, a moment, a day, a SPEC, or a position.
 
-    A `datetime` without a zone is in UTC, as in a SPEC. Raises `Misuse` for anything else.
+    A `datetime` without a zone is in UTC, as in a SPEC, and a `date` is its first moment. Raises `Misuse` for
+    anything else.
     """
     if isinstance(value, str):
         return parse_position(value, now_ms=now_ms)
-    if isinstance(value, datetime) and value == value:  # pandas has a moment that is none
-        return _at(value)
+    if isinstance(value, date) and value == value:  # pandas has a moment that is none
+        return _at(value if isinstance(value, datetime) else datetime.combine(value, time()))
     if not isinstance(value, bool):
         with suppress(TypeError):
             value = index(value)  # type: ignore[arg-type]  # also a number of NumPy
-    check_start(value)
-    if isinstance(value, int):
+    if _is_offset(value):
+        assert isinstance(value, int)
         return AtOffset(value)
-    assert isinstance(value, AtEdge | AtOffset | AtTime | PartOffset), "check_start refuses anything else"
-    return value
+    if isinstance(value, AtEdge | AtOffset | AtTime | PartOffset):
+        check_start(value)
+        return value
+    forms = f"an offset from 0 to {OFFSET_MAX}, a datetime or date, or a text such as 'last' or '-1h'"
+    raise Misuse(f"{value!r} is not a position: use {forms}")
+
+
+def position_text(position: Position | PartOffset) -> str:
+    """Return a position as a person writes it: a SPEC, with the part behind it if there is one."""
+    match position:
+        case AtEdge():
+            return position.value
+        case AtOffset():
+            return str(position.offset)
+        case AtTime():
+            return iso_of(position.timestamp_ms)
+        case PartOffset():
+            return f"{position.offset} of part {position.part}"
 
 
 def _at(moment: datetime) -> AtTime:

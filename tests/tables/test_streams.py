@@ -156,6 +156,22 @@ def test_a_position_is_a_number_a_moment_or_a_text(made: World, start: object) -
     assert found["offset"].to_pylist() == [5, 6, 7]
 
 
+def test_a_day_is_its_first_moment_in_utc(made: World) -> None:
+    made.write("orders", [ledger_of(8)])
+    stream, day = made.tables["orders"], FIFTH.date()
+
+    assert stream.count(day) == stream.count(day.isoformat()) == 8
+    assert stream.count(day + timedelta(days=1)) == 0
+
+
+def test_columns_are_any_names_in_a_row(made: World) -> None:
+    made.write("orders", [ledger_of(2)])
+    names = ["part", "offset"]
+
+    for columns in (tuple(names), iter(names), np.array(names), dict.fromkeys(names)):
+        assert made.tables["orders"].to_arrow(columns=columns).column_names == names
+
+
 def test_a_relative_time_counts_back_from_now(made: World) -> None:
     made.blocking.append("orders", [b"old"], timestamp_ms=0)
     made.blocking.append("orders", [b"new"])
@@ -169,16 +185,24 @@ def test_a_relative_time_counts_back_from_now(made: World) -> None:
 @pytest.mark.parametrize(
     ("given_", "text"),
     [
-        ({"start": 5, "end": 2}, "inverted: end=2 is before start=5"),
-        ({"start": "-1h", "end": "-2h"}, "inverted"),
-        ({"start": "next", "end": "first"}, "inverted"),
-        ({"start": PartOffset(2, 9), "end": PartOffset(1, 9)}, "inverted"),
+        ({"start": 5, "end": 2}, "inverted: the end, 2, is before the start, 5"),
+        ({"start": "-1h", "end": "-2h"}, r"the end, \d{4}-.*Z, is before the start, \d{4}-.*Z"),
+        ({"start": "next", "end": "first"}, "the end, first, is before the start, next"),
+        (
+            {"start": PartOffset(2, 9), "end": PartOffset(1, 9)},
+            "9 of part 1, is before the start, 9 of part 2",
+        ),
         ({"start": "yesterday"}, "is not a position"),
-        ({"start": -1}, "-1 is not a position"),
+        ({"start": -1}, "-1 is not a position: use an offset from 0 to .*, a datetime or date, or a text"),
+        ({"start": np.datetime64("2026-11-21")}, "is not a position"),
+        ({"start": PartOffset(1, -1)}, "is not a position"),
         ({"start": True}, "True is not a position"),
         ({"start": 1.5}, "1.5 is not a position"),
         ({"columns": ["ofset"]}, "no column 'ofset'; did you mean 'offset'"),
+        ({"columns": ["VALUE"]}, "did you mean 'value'"),
         ({"columns": ["body"]}, "need decode"),
+        ({"columns": 7}, "a list of names"),
+        ({"columns": [None]}, "a list of names"),
         ({"columns": ["propertys"], "decode": "amqp"}, "did you mean 'properties'"),
         ({"columns": "offset"}, "a list of names"),
         ({"columns": ["offset", "offset"]}, "each of them once"),
@@ -273,6 +297,12 @@ def test_ranges_of_a_split_are_the_whole_range(parts: World) -> None:
         (PartOffset(3, 10), PartOffset(3, 12)),
     ]
     assert sum(stream.count(*each) for each in ranges) == stream.count(4, PartOffset(3, 12))
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1, float("nan")])
+def test_a_split_into_nothing_is_misuse(parts: World, size_bytes: int) -> None:
+    with pytest.raises(Misuse, match="a number of bytes from 1 on"):
+        parts.tables["orders"].split(size_bytes=size_bytes)
 
 
 def test_no_batch_is_made_before_it_is_wanted(made: World) -> None:
@@ -412,6 +442,16 @@ def test_a_tier_shows_its_streams(made: World) -> None:
     assert "streams orders, returns" in repr(tier)
     with pytest.raises(LookupError, match="did you mean 'orders'"):
         tier["ordesr"]
+    with pytest.raises(Misuse, match=r"by its name, such as tier\['orders'\], not by 0"):
+        tier[0]  # type: ignore[index]
+
+
+def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
+    with Blocking(tmp_path) as tier:
+        tier.append("orders", [b"one"])
+
+    with offload.open(tmp_path) as tables_:
+        assert tables_["orders"].count() == 1
 
 
 def test_a_place_without_a_tier_is_an_error(tmp_path: Path) -> None:
