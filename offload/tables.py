@@ -278,25 +278,38 @@ class _Batches(Iterator[pa.RecordBatch]):
         self._lock = threading.Lock()
         self._error: OffloadError | None = None
         self._place = PartOffset(0, 0)
-        """Every row before it was returned, and none behind it was."""
+        """Every row before it was returned, or is in `_again`; none behind it was."""
+        self._again: pa.RecordBatch | None = None
+        """A batch that an interrupt kept from the caller."""
         self._found: AsyncGenerator[RangeSource, None] | None = None
         self._made: Iterator[tuple[PartOffset, pa.RecordBatch]] = iter(())
 
     def __next__(self) -> pa.RecordBatch:
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            try:
-                self._place, batch = self._next()
-            except StopIteration:
-                raise
-            except BaseException as error:
-                # An interrupt may have come between any two steps. The next call begins at `_place` again.
-                self._found, self._made = None, iter(())
-                if isinstance(error, OffloadError):
-                    self._error = error
-                raise
-            return batch
+        batch = None
+        try:
+            with self._lock:
+                # No call is between the two assignments of a statement, so no interrupt is either.
+                if self._again is not None:
+                    batch, self._again = self._again, None
+                    return batch
+                if self._error is not None:
+                    raise self._error
+                try:
+                    self._place, batch = self._next()
+                except StopIteration:
+                    raise
+                except BaseException as error:
+                    # An interrupt may come between any two steps. The next call begins at `_place` again.
+                    self._found, self._made = None, iter(())
+                    if isinstance(error, OffloadError):
+                        self._error = error
+                    raise
+                return batch
+        except BaseException:
+            # An interrupt may also have come behind that, and before the caller has the batch.
+            if batch is not None:
+                self._again = batch
+            raise
 
     def _next(self) -> tuple[PartOffset, pa.RecordBatch]:
         tier = self._stream._tier

@@ -359,6 +359,54 @@ def test_an_interrupt_while_a_batch_is_made_loses_no_row(
     assert found == [*range(300)]
 
 
+def test_an_interrupt_behind_a_batch_loses_no_row(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the batch is made, and the reader has not returned it."""
+    made.write("orders", [chunks_of(10, 10, count=30)])
+    monkeypatch.setattr(tables, "BATCH_ROWS_MAX", 7)
+    batches = list[tables._Batches]()
+    monkeypatch.setattr(pa, "RecordBatchReader", _Reader(batches))
+    made.tables["orders"].to_batches()
+    [reader] = batches
+    reader._lock = _Interrupting()  # type: ignore[assignment]
+    found, interrupts = list[int](), 0
+    while True:
+        try:
+            found += next(reader)["offset"].to_pylist()
+        except KeyboardInterrupt:
+            interrupts += 1
+        except StopIteration:
+            break
+
+    assert interrupts > 5
+    assert found == [*range(300)]
+
+
+class _Reader:
+    """In the place of Arrow's: keeps what a reader would read."""
+
+    def __init__(self, kept: list[tables._Batches]) -> None:
+        self._kept = kept
+
+    def from_batches(self, schema: pa.Schema, batches: tables._Batches) -> None:
+        self._kept.append(batches)
+
+
+class _Interrupting:
+    """A lock that is interrupted each third time when it is released."""
+
+    def __init__(self) -> None:
+        self._lock, self._calls = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        self._calls += 1
+        if self._calls % 3 == 1:
+            raise KeyboardInterrupt
+
+
 def test_damage_comes_after_the_rows_before_it_and_comes_again(made: World) -> None:
     made.write("orders", [chunks_of(10, 100_000, count=30)])
     reader = made.tables["orders"].to_batches()
