@@ -105,6 +105,16 @@ def test_rows_at_the_edges_of_a_buffer_are_whole(gap: bytes, pieces_before: int)
     assert column_of(made, len(values)).to_list() == [b"".join(row) for row in expected]
 
 
+@pytest.mark.usefixtures("loops")
+def test_rows_without_values_are_their_fixed_bytes() -> None:
+    assert column_of([b"{", b"", b"}"], 3).to_list() == [b"{}"] * 3
+
+    builder = RowBuilder(4)
+    builder.add(np.array([0, 2]), [b"[", b"]"])
+    builder.add(np.array([3]), [b"a long one"])
+    assert builder.column().to_list() == [b"[]", b"", b"[]", b"a long one"]
+
+
 def test_no_rows_make_an_empty_column() -> None:
     assert column_of([b"a", pool_of([])], 0).to_list() == []
 

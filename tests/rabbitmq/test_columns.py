@@ -122,6 +122,25 @@ def test_messages_with_different_sections_take_no_step_for_each(singles: list[by
     assert_equal(messages)
 
 
+def test_messages_of_two_kinds_are_found_without_a_step_for_each_section(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pattern finds those that have the sections of the first, and another pattern the others."""
+    stepped = list[int]()
+    step = _amqp_sections._stepped
+
+    def spied(found: Any, data: Any, words: Any, rows: Any, at: Any, *more: Any) -> Any:
+        stepped.append(len(at))
+        return step(found, data, words, rows, at, *more)
+
+    monkeypatch.setattr(_amqp_sections, "_stepped", spied)
+    lone = [DATA + sized(0xA0, b"%d" % number * (number % 9)) for number in range(LEARNED_FROM)]
+
+    assert_equal([*MESSAGES, *lone, *MESSAGES])
+
+    assert stepped == []
+
+
 def test_records_that_do_not_begin_as_messages_are_not_decoded(singles: list[bytes]) -> None:
     raw = [b"raw", b"", b'{"a":1}'] * 9
 
