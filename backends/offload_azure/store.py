@@ -36,6 +36,7 @@ from offload_cloud.ranges import asked_for, exactly
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
+from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
@@ -45,6 +46,7 @@ from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained
 from offload_azure.listing import FOLDER, Listing
 from offload_azure.options import METADATA_SIZE_BYTES_MAX, PART_SIZE_BYTES_MAX, AzureOptions
+from offload_azure.signing import read_urls
 from offload_azure.sums import md5_of
 from offload_azure.upload import AzureUpload, create_of_a_block
 
@@ -63,7 +65,7 @@ BEYOND_THE_END: Final = {"InvalidRange", "416"}
 ABSENT: Final = {"BlobNotFound", "ResourceNotFound"}
 
 
-class AzureStore(ObjectStore):
+class AzureStore(ObjectStore, SignsReads):
     """The container `container`. The client is made at the first request, on the event loop that asks.
 
     `place` is the container as a URL named it, perhaps with its account, for the `url` of this store.
@@ -222,6 +224,12 @@ class AzureStore(ObjectStore):
         """
         described = self.described(check_metadata(metadata, self.capabilities))
         return AzureUpload(self, check(key), described)
+
+    async def signed_reads(self, keys: Sequence[str], *, seconds: int) -> SignedReads:
+        """Sign a read of each key by a SAS token. Raises `Misuse` unless the account's key is known."""
+        container = (await self.client()).container
+        names = [check(key) for key in keys]
+        return read_urls(container, self.options, names, seconds=seconds, where=self.url)
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""

@@ -123,6 +123,10 @@ class GcsClient:
             await asyncio.to_thread(_authorize, files, sent)  # may renew them, and blocks meanwhile
         return sent
 
+    async def credentials(self) -> Any:
+        """Return the credentials of the SDK; None if requests are anonymous."""
+        return (await self._opened()).credentials.credentials
+
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a later request opens new ones."""
         async with self._opening:

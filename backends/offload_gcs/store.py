@@ -26,6 +26,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
@@ -38,6 +39,7 @@ from offload_cloud.ranges import range_of
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
+from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import Corrupt, Misuse, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
@@ -49,6 +51,7 @@ from offload_gcs.direct import DirectClient
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
 from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
+from offload_gcs.signing import SECONDS_MAX, signed_url
 from offload_gcs.upload import put_resumable
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
@@ -63,7 +66,7 @@ _URL: Final = re.compile(r"[!-~]+")
 """A URL that needs no quoting. An error about any other URL would show it, and a session's is a secret."""
 
 
-class GcsStore(ObjectStore):
+class GcsStore(ObjectStore, SignsReads):
     """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
 
     def __init__(self, *, bucket: str, options: GcsOptions | None = None) -> None:
@@ -233,6 +236,42 @@ class GcsStore(ObjectStore):
         """Raise `Misuse`: an upload of this service takes no parts in any order."""
         checked(key)
         raise Misuse(f"{self.url} takes no uploads in parts: `put` stores an object of any size")
+
+    async def signed_reads(self, keys: Sequence[str], *, seconds: int) -> SignedReads:
+        """Sign a read of each key (V4). Raises `Misuse` unless a service account's key is known."""
+        options, seconds = self._options, min(seconds, SECONDS_MAX)
+        with self._explaining(Asked(what="sign reads", permission="storage.objects.get")):
+            credentials = await self._client.credentials()
+        reasons = {
+            "credentials that are no key of a service account": not (
+                credentials is None or hasattr(credentials, "sign_bytes")
+            ),
+            "a proxy": self._client.proxy is not None,
+            "option 'verify'": options.verify is not True,
+            "option 'user_project'": options.user_project is not None,
+        }
+        for reason in (name for name, holds in reasons.items() if holds):
+            raise Misuse(f"{self.url}: reads are not signed, because of {reason}")
+        begun = datetime.now(UTC)
+
+        def url_of(key: str) -> str:
+            if credentials is None:
+                return self._content(key)
+            return signed_url(
+                self._client.endpoint,
+                f"{self._bucket}/{key}",
+                email=credentials.signer_email,
+                sign=credentials.sign_bytes,
+                seconds=seconds,
+                now=begun,
+            )
+
+        return SignedReads(
+            urls=[url_of(checked(key)) for key in keys],
+            seconds=seconds,
+            expires_ms=int((begun.timestamp() + seconds) * 1000),
+            stall_seconds=options.read_timeout_seconds,
+        )
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""

@@ -38,6 +38,7 @@ from offload_cloud.sums import check_sum
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
+from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import (
     Body,
     Buffer,
@@ -57,6 +58,7 @@ from offload_s3.client import file_system, opened
 from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
+from offload_s3.signing import refuse_to_sign, signed_by
 from offload_s3.upload import S3Upload
 
 T = TypeVar("T")
@@ -74,7 +76,7 @@ BEYOND_THE_END: Final = {"InvalidRange", "416"}
 NOT_FOUND: Final = 404
 
 
-class S3Store(ObjectStore):
+class S3Store(ObjectStore, SignsReads):
     """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
 
     def __init__(self, *, bucket: str, options: S3Options | None = None) -> None:
@@ -294,6 +296,20 @@ class S3Store(ObjectStore):
         """Send AbortMultipartUpload."""
         where = {"Bucket": self.bucket, "Key": upload.key, "UploadId": upload.upload_id, **self._payer}
         await S3Upload(self, upload.key, where, keyed=self._keyed).abort()
+
+    async def signed_reads(self, keys: Sequence[str], *, seconds: int) -> SignedReads:
+        """Sign a GetObject for each key (SigV4). Raises `Misuse` for options that need more than a URL."""
+        refuse_to_sign(self)
+        client = await self.client()
+        assert self._files is not None, "the client was opened"
+        call = signed_by(
+            client,
+            None if self.options.key else self._files.session,
+            [{"Bucket": self.bucket, "Key": check_key(key)} for key in keys],
+            seconds=seconds,
+            stall_seconds=self.options.read_timeout_seconds,
+        )
+        return await self.ask(call, "sign reads")
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""

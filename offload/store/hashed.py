@@ -146,6 +146,10 @@ class HashedStore(StoreDecorator):
         """Abort an upload in its key's folder."""
         await self.inner.abort_upload(replace(upload, key=_placed(upload.key)))
 
+    def placed(self, key: str) -> str:
+        """Return the key in its folder."""
+        return _placed(key)
+
     def _lone_prefix(self, prefix: str) -> str | None:
         """Return the prefix by which to list the keys of one part under `prefix`. None if none can exist."""
         if "/" in prefix or not (self._lone.startswith(prefix) or prefix.startswith(self._lone)):

@@ -117,6 +117,10 @@ class PrefixStore(StoreDecorator):
         """Abort an upload of a key below the prefix."""
         await self.inner.abort_upload(replace(upload, key=self._full(upload.key)))
 
+    def placed(self, key: str) -> str:
+        """Return the key with the prefix."""
+        return self._full(key)
+
     def _full(self, key: str) -> str:
         return self._below + check_key(key)
 

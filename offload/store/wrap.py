@@ -92,6 +92,10 @@ class StoreDecorator(ObjectStore):
         """Forward to `inner`."""
         await self.inner.abort_upload(upload)
 
+    def placed(self, key: str) -> str:
+        """Return the name that an object of data with this key has in `inner`."""
+        return key
+
     def note_mended(self) -> None:
         """Report to the inner store that a reply was damaged and a second one was sound (`store.checked`)."""
         if isinstance(self.inner, StoreDecorator):

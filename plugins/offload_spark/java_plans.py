@@ -1,17 +1,20 @@
-"""Plans for the Java reader, as text. Its tasks read files of a folder without Python (`jvm`).
+"""Plans for the Java reader, as text. Its tasks read files and buckets without Python (`jvm`).
 
 The data source of this module plans as `source` does, in the same process beside the driver. So streams,
 offsets, filters, keys and manifests are understood in one place. A partition is a JSON text here. The first
 one tells the version, and why the Python source must read instead, if it must.
 
-Invariant: a plan names only what the Java reader reads completely: fragments in a folder of this machine's
-file system that are not encrypted, and numbers below 2^63.
+Tasks have no credentials of a bucket. The plan has a signed read of each fragment instead (`SignsReads`),
+which is a secret: no other part of a plan is, and nothing shows it.
+
+Invariant: a plan names only what the Java reader reads completely: fragments that are not encrypted, in a
+folder of this machine's file system or in a bucket whose store signs reads, and numbers below 2^63.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
 from urllib.parse import unquote
@@ -21,10 +24,14 @@ from pyspark.sql.types import StructType
 
 from offload.blocking import Blocking
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.opening import RequestLimits
+from offload.contracts.signing import SignedReads
+from offload.errors import Misuse
 from offload.formats.keys import StreamKeys
 from offload.model.entry import Entry, entries_of_rows
 from offload.native.offloader import ObjectStoreOffloader
 from offload.plugins import Plugins
+from offload.store.signing import signed_reads
 from offload.streams.tables import count_messages
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns
@@ -35,7 +42,7 @@ from offload_spark.source import OffloadDataSource, PrunedReader
 __all__ = ["JavaPlanSource"]
 
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 """The version of the plans. A jar refuses any other: `PythonPlans.VERSION`. Raise both with each change."""
 
 TAIL_SIZE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -87,10 +94,7 @@ class JavaPlanReader(PrunedReader):
                 planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
                 head["reason"] = reason_of_parts(planned)
                 if not head["reason"]:
-                    root = unquote(tier.catalogue.url.removeprefix("file://"))
-                    texts = [
-                        json.dumps({"parts": [_part(each, root) for each in parts]}) for parts in planned
-                    ]
+                    texts = tier.run(texts_of(tier.catalogue, planned, seconds=self._options.signed_seconds))
         return [InputPartition(text) for text in (json.dumps(head), *texts)]
 
 
@@ -111,12 +115,16 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
     catalogue = tier.catalogue
     if not isinstance(catalogue, ObjectStoreOffloader):
         return f"{catalogue.url} is no tier of ledger-offload"
-    if not catalogue.url.startswith("file://"):
-        return f"{catalogue.url} is no folder"
     if options.tier.encrypted_only:
         return "the option encryptedOnly is true"
     tier.run(catalogue.open())
-    return "" if catalogue.store is catalogue.data else "the tier has hashed keys or a commit store"
+    if catalogue.url.startswith("file://"):
+        return "" if catalogue.store is catalogue.data else "the tier has hashed keys or a commit store"
+    try:
+        tier.run(signed_reads(catalogue.store, [], seconds=options.signed_seconds))
+    except Misuse as exc:
+        return str(exc)
+    return ""
 
 
 def reason_of_parts(planned: Sequence[Sequence[PlannedPart]]) -> str:
@@ -141,7 +149,44 @@ def _greatest(entries: Any) -> int:
     return max(int(ends.max()), *(int(entries[name].max()) for name in names))
 
 
-def _part(part: PlannedPart, root: str) -> Mapping[str, Any]:
+async def texts_of(
+    catalogue: Catalogue, planned: Sequence[Sequence[PlannedPart]], *, seconds: int
+) -> list[str]:
+    """Return the partitions of a plan as texts. Raises as `signed_reads` does if the tier is in a bucket."""
+    assert isinstance(catalogue, ObjectStoreOffloader), "`reason_of_place` has looked"
+    parts = [part for partition in planned for part in partition]
+    keys = [key for part in parts for key in _keys(part)]
+    if catalogue.url.startswith("file://"):
+        root = unquote(catalogue.url.removeprefix("file://"))
+        places, signed = [f"{root}/{key}" for key in keys], None
+    else:
+        reads = await signed_reads(catalogue.store, keys, seconds=seconds)
+        places, signed = [*reads.urls], _signed(reads)
+    following = iter(places)
+    return [
+        json.dumps({"parts": [_part(part, following) | {"signed": signed} for part in partition]})
+        for partition in planned
+    ]
+
+
+def _signed(reads: SignedReads) -> Mapping[str, int]:
+    return {
+        "seconds": reads.seconds,
+        "until_ms": reads.expires_ms,
+        "stall_ms": int(reads.stall_seconds * 1000),
+        "patience_ms": int(RequestLimits().patience_seconds * 1000),
+    }
+
+
+def _keys(part: PlannedPart) -> list[str]:
+    keys = StreamKeys(part.committed.stream)
+    return [
+        keys.fragment(entry.first_offset, entry.attempt) for entry in entries_of_rows(part.committed.entries)
+    ]
+
+
+def _part(part: PlannedPart, places: Iterator[str]) -> dict[str, Any]:
+    """Return a part for JSON. Takes the places of its fragments from `places`."""
     committed, bounds = part.committed, part.bounds
     return {
         "name": part.of.first,
@@ -154,14 +199,16 @@ def _part(part: PlannedPart, root: str) -> Mapping[str, Any]:
         "high_offset": min(bounds.next_offset, LONG_MAX),
         "first_timestamp_ms": bounds.first_timestamp_ms,
         "last_timestamp_ms": bounds.last_timestamp_ms,
-        "fragments": [_fragment(each, committed.stream, root) for each in entries_of_rows(committed.entries)],
+        "fragments": [
+            _fragment(entry, key, next(places))
+            for entry, key in zip(entries_of_rows(committed.entries), _keys(part), strict=True)
+        ],
     }
 
 
-def _fragment(entry: Entry, stream: str, root: str) -> Mapping[str, Any]:
-    key = StreamKeys(stream).fragment(entry.first_offset, entry.attempt)
+def _fragment(entry: Entry, key: str, place: str) -> Mapping[str, Any]:
     return {
-        "file": f"{root}/{key}",
+        "place": place,
         "key": key,
         "attempt": entry.attempt.hex,
         "first_offset": entry.first_offset,

@@ -97,6 +97,8 @@ class ReadOptions:
     pushdown: bool = False
     batch_rows: int = 16_384
     batch_size_bytes: int = 8 * MIB
+    signed_seconds: int = 6 * 3600
+    """How long the signed requests of a plan for the Java reader are valid."""
     trigger_rows_max: int | None = None
     trigger_size_bytes_max: int | None = None
 
@@ -125,6 +127,7 @@ class ReadOptions:
             pushdown=said.truth("pushdown", False),
             batch_rows=said.number("batchrows", 16_384),
             batch_size_bytes=said.number("batchbytes", 8 * MIB),
+            signed_seconds=said.number("signedseconds", 6 * 3600),
             trigger_rows_max=said.number("maxoffsetspertrigger", None),
             trigger_size_bytes_max=said.number("maxbytespertrigger", None),
         )

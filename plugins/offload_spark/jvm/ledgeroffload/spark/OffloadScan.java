@@ -52,6 +52,11 @@ final class OffloadScan implements Scan, Batch {
     }
 
     record Part(String plan) implements InputPartition {
+        /** Return no plan: it may have signed requests, which are secrets. */
+        @Override
+        public String toString() {
+            return "part of a plan";
+        }
     }
 
     private record Factory(StructType schema) implements PartitionReaderFactory, Serializable {

@@ -1,12 +1,6 @@
 package ledgeroffload.spark;
 
-import java.io.EOFException;
 import java.io.IOException;
-import java.nio.ByteBuffer;
-import java.nio.channels.FileChannel;
-import java.nio.file.NoSuchFileException;
-import java.nio.file.Path;
-import java.nio.file.StandardOpenOption;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
@@ -35,7 +29,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     private TaskPlan.Part part;
     private Iterator<TaskPlan.Fragment> fragments = List.<TaskPlan.Fragment>of().iterator();
     private TaskPlan.Fragment fragment;
-    private FileChannel file;
+    private ObjectBytes object;
     private Tail tail;
     /** The next wanted chunk; that of the tail's end if there is none. */
     private int row;
@@ -96,9 +90,9 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
 
     @Override
     public void close() throws IOException {
-        if (file != null) {
-            file.close();
-            file = null;
+        if (object != null) {
+            object.close();
+            object = null;
         }
     }
 
@@ -134,21 +128,16 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
         fragment = fragments.next();
         tail = null;
         windowStop = 0;
-        try {
-            file = FileChannel.open(Path.of(fragment.file()), StandardOpenOption.READ);
-        } catch (NoSuchFileException exc) {
-            throw new IllegalStateException("stream '" + part.stream() + "': " + fragment.key()
-                    + " is gone: it was trimmed or replaced since the read was planned, or it was lost. "
-                    + "Run the query again, or set " + JavaReader.SETTING + "=python", exc);
-        }
         // Before anything is allocated: the object is as large as the plan says.
-        Tail.expect("object size", fragment.key(), 0, fragment.storedSize(), file.size());
+        object = ObjectBytes.of(part, fragment, readsValues);
         byte[] raw = new byte[fragment.tailSize()];
-        read(raw, raw.length, fragment.storedSize() - raw.length);
+        long begin = fragment.storedSize() - raw.length;
+        object.read(raw, raw.length, begin, fragment.storedSize());
         try {
             tail = new Tail(raw, part, fragment);
         } catch (Damage first) { // perhaps of the transfer: a second read decides
-            read(raw, raw.length, fragment.storedSize() - raw.length);
+            object.forget();
+            object.read(raw, raw.length, begin, fragment.storedSize());
             tail = new Tail(raw, part, fragment);
         }
         row = wantedFrom(0);
@@ -213,7 +202,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
         windowStart = tail.positions[windowFirst];
         if (tail.blocks == null) {
             window = roomFor(window, end - windowStart);
-            read(window, (int) (end - windowStart), windowStart);
+            object.read(window, (int) (end - windowStart), windowStart, runStop());
             return;
         }
         fetchBlocks(tail.blocks);
@@ -233,7 +222,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
                     + " bytes, which the Java reader does not read; set " + JavaReader.SETTING + "=python");
         }
         stored = roomFor(stored, size);
-        read(stored, (int) size, from);
+        object.read(stored, (int) size, from, runStop());
         for (int number = begin; number < stop; number++) {
             int first = blocks.firsts[number];
             int next = blocks.firsts[number + 1] - 1;
@@ -252,6 +241,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
                         throw damage;
                     }
                     windowIsSecond = true;
+                    object.forget();
                     fetchBlocks(blocks);
                     return;
                 }
@@ -259,6 +249,22 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
                 return;
             }
         }
+    }
+
+    /** Return the end of the bytes that this task will read in order: of all wanted chunks without a large gap. */
+    private long runStop() {
+        int last = windowStop - 1;
+        for (int next = windowStop; next < tail.count; next++) {
+            if (isWanted(next)) {
+                if (tail.positions[next] - tail.positions[last] - tail.sizes[last] > HttpBytes.GAP_SIZE) {
+                    break;
+                }
+                last = next;
+            }
+        }
+        return tail.blocks == null
+                ? tail.positions[last] + tail.sizes[last]
+                : tail.blocks.positions[tail.blocks.holding(last) + 1];
     }
 
     private byte[] roomFor(byte[] old, long size) {
@@ -323,6 +329,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
             if (!windowIsSecond) {
                 windowIsSecond = true;
                 windowFirst = row;
+                object.forget();
                 fetchWindow();
                 return checkedStart();
             }
@@ -330,15 +337,6 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
             throw tail.blocks == null ? first : first.at(tail.blocks.positions[tail.blocks.holding(row)]);
         }
         return start;
-    }
-
-    private void read(byte[] into, int size, long position) throws IOException {
-        ByteBuffer buffer = ByteBuffer.wrap(into, 0, size);
-        while (buffer.hasRemaining()) {
-            if (file.read(buffer, position + buffer.position()) < 0) {
-                throw new EOFException(fragment.key() + " ended at byte " + (position + buffer.position()));
-            }
-        }
     }
 
     /** The rows of one chunk that has sub-batches, or whose entries are damaged. */

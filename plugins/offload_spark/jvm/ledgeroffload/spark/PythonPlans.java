@@ -28,7 +28,7 @@ import scala.jdk.javaapi.CollectionConverters;
 final class PythonPlans {
     static final String SOURCE = "offload_java_plan";
     /** The version of the plans that this jar understands: PLAN_VERSION of offload_spark.java_plans. */
-    static final int VERSION = 1;
+    static final int VERSION = 2;
 
     private static final ObjectMapper JSON = new ObjectMapper();
 

@@ -17,19 +17,32 @@ import java.util.List;
  * larger than 64 MiB.
  */
 public final class TaskPlan {
-    /** One fragment: its file, its key, and its entry. */
-    public record Fragment(String file, String key, byte[] attempt, long firstOffset, long records, long messages,
+    /** The requests of a part's fragments, which the driver signed, and the limits of each. */
+    public record Signed(long seconds, long untilMillis, long stallMillis, long patienceMillis) {
+    }
+
+    /** One fragment: its file or its URL, which is a secret, its key, and its entry. */
+    public record Fragment(String place, String key, byte[] attempt, long firstOffset, long records, long messages,
             long firstTime, long lastTime, long dataSize, long storedSize, int tailSize, long ledger,
             int copied, int codec) {
         long nextOffset() {
             return firstOffset + records;
         }
+
+        /** Return the key: that of a record would have the URL. */
+        @Override
+        public String toString() {
+            return key;
+        }
     }
 
-    /** The chunks that begin in [first, until) and may have a record within the bounds. */
+    /**
+     * The chunks that begin in [first, until) and may have a record within the bounds. {@code signed} is null for
+     * files.
+     */
     public record Part(String name, int number, String stream, byte[] digest, byte[] incarnation, long first,
             long until, long lowOffset, long highOffset, long firstTime, long lastTime,
-            List<Fragment> fragments) {
+            Signed signed, List<Fragment> fragments) {
     }
 
     private TaskPlan() {
@@ -42,15 +55,15 @@ public final class TaskPlan {
                 parts.add(partOf(part));
             }
             return parts;
-        } catch (IOException exc) {
-            throw new IllegalStateException("the plan of a task is not JSON", exc);
+        } catch (IOException exc) { // whose text may have a part of the plan, and so a URL
+            throw new IllegalStateException("the plan of a task is not JSON");
         }
     }
 
     private static Part partOf(JsonNode part) {
         List<Fragment> fragments = new ArrayList<>();
         for (JsonNode each : part.get("fragments")) {
-            fragments.add(new Fragment(text(each, "file"), text(each, "key"), bytes(each, "attempt"),
+            fragments.add(new Fragment(text(each, "place"), text(each, "key"), bytes(each, "attempt"),
                     number(each, "first_offset"), number(each, "records"), number(each, "messages"),
                     number(each, "first_timestamp_ms"), number(each, "last_timestamp_ms"),
                     number(each, "data_size_bytes"), number(each, "stored_size_bytes"),
@@ -60,7 +73,12 @@ public final class TaskPlan {
         return new Part(text(part, "name"), (int) number(part, "number"), text(part, "stream"),
                 digestOf(text(part, "stream")), bytes(part, "incarnation"), number(part, "first"),
                 number(part, "until"), number(part, "low_offset"), number(part, "high_offset"),
-                number(part, "first_timestamp_ms"), number(part, "last_timestamp_ms"), fragments);
+                number(part, "first_timestamp_ms"), number(part, "last_timestamp_ms"), signedOf(part.get("signed")), fragments);
+    }
+
+    private static Signed signedOf(JsonNode signed) {
+        return signed.isNull() ? null : new Signed(number(signed, "seconds"), number(signed, "until_ms"),
+                number(signed, "stall_ms"), number(signed, "patience_ms"));
     }
 
     /** Return the bytes by which a trailer names its stream. */

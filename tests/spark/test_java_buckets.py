@@ -1,0 +1,422 @@
+"""The Java reader reads buckets by signed requests: the same rows, bounded retries, and no URL in sight.
+
+Most tests drive its task through Py4J, against a server of this module that misbehaves on demand.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from offload_s3.options import S3Options
+from offload_s3.signing import refuse_to_sign
+from offload_s3.store import S3Store
+from servers import Place
+from servers.places import S3Place
+from spark.java_tasks import ALL, SHAPES, by_java, by_python, plan_of, task_by_java, write, write_shapes
+
+from offload import MemoryHandle, build_chunk
+from offload.errors import Misuse
+from offload.native.place import TierPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECRET = "X-Amz-Signature=0123456789abcdef"
+STREAMS = (*SHAPES, "codecs", "large")
+minio = pytest.mark.parametrize("bucket", ["minio"], indirect=True)
+
+
+def storage(place: Place) -> dict[str, str]:
+    return {"storageOptions": json.dumps(place.options)}
+
+
+@minio
+def test_a_bucket_gives_the_rows_of_the_python_source(spark: SparkSession, bucket: Place) -> None:
+    write_shapes(bucket.url, "zstd", storage_options=bucket.options)
+
+    for stream in STREAMS:
+        expected = by_python(bucket.url, stream=stream, **storage(bucket))
+        assert expected
+        assert by_java(spark, bucket.url, stream=stream, **storage(bucket)) == expected
+
+
+@pytest.mark.parametrize("bucket", ["minio", "fake-gcs-server", "azurite"], indirect=True)
+def test_a_store_that_signs_reads_is_read(spark: SparkSession, bucket: Place) -> None:
+    """Below a prefix, in a tier with hashed keys, with names that a URL must quote."""
+    url, stream = f"{bucket.url}/a b+ü", "orders of 50%"
+    chunk = build_chunk([b"body"] * 3, offset=0, timestamp_ms=1, epoch=1)
+    plan = TierPlan(hashed_keys=True)
+    write(url, stream, [MemoryHandle([chunk])], storage_options=bucket.options, plan=plan)
+
+    assert [row[-1] for row in by_java(spark, url, **storage(bucket))] == [b"body"] * 3
+
+
+@minio
+def test_a_query_of_a_bucket_shows_no_signed_request(
+    spark: SparkSession, bucket: S3Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither `explain` nor an error does, nor a text of the objects that Spark may log."""
+    chunk = build_chunk([b"body"] * 100, offset=0, timestamp_ms=1, epoch=1)
+    write(bucket.url, "orders", [MemoryHandle([chunk])], storage_options=bucket.options)
+    spark.conf.set("spark.offload.reader", "java")
+    try:
+        frame = spark.read.format("offload").options(**storage(bucket)).load(bucket.url).where("offset >= 98")
+        assert [row.offset for row in frame.select("offset", "value").collect()] == [98, 99]
+        query: Any = frame.select("value")._jdf.queryExecution()
+        shown = query.toString() + query.executedPlan().toString() + query.executedPlan().toJSON()
+        assert "the Java reader" in shown
+        leaf = query.executedPlan().collectLeaves().head()
+        shown += str(leaf.scan()) + str(leaf.batch().planInputPartitions()[0])
+        for key in sorted(bucket.keys()):
+            if key.endswith(".fragment"):
+                bucket.boto.delete_object(Bucket=bucket.name, Key=key)
+        with pytest.raises(Exception, match="is gone: it was trimmed or replaced") as failure:
+            frame.select("value").collect()
+    finally:
+        spark.conf.set("spark.offload.reader", "python")
+    head, text = plan_of(bucket.url, ALL, **storage(bucket))
+    assert "X-Amz-Signature" in text
+    jvm: Any = spark.sparkContext._jvm
+    shown += str(jvm.ledgeroffload.spark.TaskPlan.of(text)) + head + str(failure.value) + caplog.text
+    assert "X-Amz" not in shown
+
+
+@minio
+def test_signed_requests_that_expired_are_an_error_that_names_the_option(
+    spark: SparkSession, bucket: Place
+) -> None:
+    chunk = build_chunk([b"body"], offset=0, timestamp_ms=1, epoch=1)
+    write(bucket.url, "orders", [MemoryHandle([chunk])], storage_options=bucket.options)
+    _, text = plan_of(bucket.url, ALL, signedSeconds="1", **storage(bucket))
+    [part] = json.loads(text)["parts"]
+
+    while time.time() * 1000 <= part["signed"]["until_ms"] + 1000:  # the server counts in whole seconds
+        time.sleep(0.05)
+    with pytest.raises(Exception, match=r"expired after 1 s \(HTTP 403 AccessDenied\).*signedSeconds"):
+        task_by_java(spark, text)
+
+
+@minio
+def test_a_request_that_the_store_refuses_before_it_expires_says_so(
+    spark: SparkSession, bucket: Place
+) -> None:
+    chunk = build_chunk([b"body"], offset=0, timestamp_ms=1, epoch=1)
+    write(bucket.url, "orders", [MemoryHandle([chunk])], storage_options=bucket.options)
+    _, text = plan_of(bucket.url, ALL, **storage(bucket))
+
+    with pytest.raises(Exception, match=r"refused a signed request: HTTP 403 SignatureDoesNotMatch"):
+        task_by_java(spark, text.replace("X-Amz-Signature=", "X-Amz-Signature=00"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"anonymous": True}, "anonymous"),
+        ({"proxy": "http://127.0.0.1:1"}, "a proxy"),
+        ({"verify": False}, "verify"),
+        ({"requester_pays": True}, "requester_pays"),
+        ({"sse_c_key": "A" * 43 + "="}, "sse_c_key"),
+    ],
+)
+def test_what_a_plain_get_cannot_do_is_not_signed(options: dict[str, Any], why: str) -> None:
+    given = {} if options.get("anonymous") else {"key": "one", "secret": "other"}
+    with pytest.raises(Misuse, match=f"reads are not signed, because of .*{why}"):
+        refuse_to_sign(S3Store(bucket="b", options=S3Options(**options, **given)))
+
+
+class Object:
+    """A server of one fragment. `answer` may write a reply of its own, and return True."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.requests = data, list[tuple[int, int]]()
+        self.answer: Callable[[BaseHTTPRequestHandler, int, int, int], bool] = lambda *_: False
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(handler) -> None:  # noqa: N805 - `self` is the server
+                first, last = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
+                self.requests.append((first, last + 1))
+                if not self.answer(handler, len(self.requests), first, last + 1):
+                    self.part(handler, first, last + 1)
+
+            def log_message(handler, *_: Any) -> None:  # noqa: N805 - `self` is the server
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the client hung up
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/key?{SECRET}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def part(
+        self,
+        handler: BaseHTTPRequestHandler,
+        first: int,
+        stop: int,
+        *,
+        status: int = 206,
+        said: str | None = None,
+        length: int | None = None,
+        body: bytes | None = None,
+    ) -> bool:
+        """Reply with a part, about which the head may lie."""
+        data = self.data[first:stop] if body is None else body
+        handler.send_response(status)
+        handler.send_header("Content-Range", said or f"bytes {first}-{stop - 1}/{len(self.data)}")
+        handler.send_header("Content-Length", str(len(data) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(data)
+        handler.close_connection = length is not None and length != len(data)
+        return True
+
+    def status(self, handler: BaseHTTPRequestHandler, status: int, **headers: str) -> bool:
+        handler.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        return True
+
+
+class Served:
+    """A stream of one fragment, and its plan with the URL of a server."""
+
+    def __init__(self, folder: Path, spark: SparkSession, *, body_size: int = 5000) -> None:
+        url = str(folder / "tier")
+        chunks = [
+            build_chunk([Random(n).randbytes(body_size)] * 4, offset=4 * n, timestamp_ms=n, epoch=1)
+            for n in range(20)
+        ]
+        write(url, "orders", [MemoryHandle(chunks)])
+        (path,) = (folder / "tier").rglob("*.fragment")
+        self.spark, self.expected, self.object = spark, by_python(url), Object(path.read_bytes())
+        self.offsets = [(None, row[3]) for row in self.expected]
+        """The rows of a read of `key` and `offset`, which fetches and checks all values too."""
+
+        self.text = json.loads(plan_of(url, ALL)[1])
+        [part] = self.text["parts"]
+        part["fragments"][0]["place"] = self.object.url
+        self.signed = part["signed"] = {
+            "seconds": 5,
+            "until_ms": 2**60,
+            "stall_ms": 10_000,
+            "patience_ms": 60_000,
+        }
+
+    def read(self, columns: str = "stream,part,ledger,offset,timestamp,value") -> list[Any]:
+        return task_by_java(self.spark, json.dumps(self.text), columns)
+
+    def fails(self, *, patience_ms: int = 0, stall_ms: int = 10_000) -> str:
+        """Return the text of the error of a read, in which there is no URL."""
+        self.signed.update(patience_ms=patience_ms, stall_ms=stall_ms)
+        with pytest.raises(Exception, match="orders") as failure:
+            self.read()
+        text = str(failure.value) + str(getattr(failure.value, "java_exception", ""))
+        assert SECRET not in text
+        assert "127.0.0.1" not in text
+        return text
+
+
+@pytest.fixture
+def served(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path, spark)
+    with closing(made.object):
+        yield made
+
+
+@pytest.fixture
+def large(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
+    """A fragment of 9 MB: more than one window, and more than is fetched whole."""
+    made = Served(tmp_path / "large", spark, body_size=120_000)
+    with closing(made.object):
+        yield made
+
+
+def test_a_small_fragment_is_one_request_and_a_large_one_two(served: Served, large: Served) -> None:
+    assert served.read() == served.expected
+    assert served.object.requests == [(0, len(served.object.data))]
+
+    assert large.read("key,offset") == large.offsets
+    (tail, end), (begin, stop) = large.object.requests
+    assert (begin, stop, end) == (16, tail, len(large.object.data))
+
+
+def test_offsets_alone_cost_one_request_for_the_tail(served: Served) -> None:
+    assert served.read("offset") == [row[3:4] for row in served.expected]
+    [(begin, end)] = served.object.requests
+    assert end == len(served.object.data)
+    assert end - begin < 2000
+
+
+def test_a_busy_server_is_asked_again(served: Served) -> None:
+    for status in (503, 429, 500, 408):
+        served.object.requests.clear()
+        served.object.answer = lambda handler, number, *_, status=status: (
+            number <= 2 and served.object.status(handler, status)
+        )
+        assert served.read() == served.expected
+        assert len(served.object.requests) == 3
+
+
+def test_a_busy_server_is_an_error_when_patience_ends(served: Served) -> None:
+    served.object.answer = lambda handler, *_: served.object.status(handler, 503)
+
+    assert "cannot be read: HTTP 503 (1 attempt" in served.fails()
+    assert len(served.object.requests) == 1
+
+
+def test_a_pause_longer_than_the_patience_is_not_waited_for(served: Served) -> None:
+    served.object.answer = lambda handler, *_: served.object.status(handler, 503, Retry_After="86400")
+
+    assert "HTTP 503" in served.fails(patience_ms=60_000)
+    assert len(served.object.requests) == 1
+
+
+def test_a_broken_reply_costs_only_what_did_not_arrive(large: Served) -> None:
+    """The connection ends in the middle of the chunks. The next request begins behind what arrived."""
+
+    def answer(handler: BaseHTTPRequestHandler, number: int, first: int, stop: int) -> bool:
+        cut = large.object.data[first : first + 3_000_000]
+        return number == 2 and large.object.part(handler, first, stop, body=cut, length=stop - first)
+
+    large.object.answer = answer
+    assert large.read("key,offset") == large.offsets
+    _, (begin, stop), (again, end) = large.object.requests
+    assert stop == end
+    assert begin + 2_000_000 < again <= begin + 3_000_000
+
+
+def test_a_reply_about_other_bytes_is_never_used(served: Served) -> None:
+    server, size = served.object, len(served.object.data)
+    lies: list[dict[str, Any]] = [
+        {"said": f"bytes 1-{size}/*"},
+        {"said": f"bytes 0-{size - 2}/{size}"},
+        {"said": "bytes none"},
+        {"said": f"bytes */{size}"},
+        {"length": size - 1, "body": server.data[:-1]},
+        {"length": size + 1, "body": server.data + b"m"},
+        {"status": 200, "said": "", "length": size, "body": server.data[:-1]},
+    ]
+    for lie in lies:
+        server.requests.clear()
+        server.answer = lambda handler, number, first, stop, lie=lie: (
+            number == 1 and server.part(handler, first, stop, **lie)
+        )
+        assert served.read() == served.expected, lie
+        assert len(server.requests) == 2, lie
+    server.answer = lambda handler, _, first, stop: server.part(handler, first, stop, **lies[5])
+    assert f"and got {size + 1} bytes of 0-{size - 1}" in served.fails()
+
+
+def test_a_server_that_ignores_ranges_is_read(large: Served) -> None:
+    """As by the Python client: the bytes before the wanted ones are dropped."""
+    server = large.object
+    server.answer = lambda handler, *_: server.part(handler, 0, len(server.data), status=200)
+
+    assert large.read("key,offset") == large.offsets
+
+
+@pytest.mark.parametrize("status", [206, 200])
+def test_another_size_is_damage(served: Served, status: int) -> None:
+    server, size = served.object, len(served.object.data)
+    server.data += b"more"
+    if status == 200:
+        server.answer = lambda handler, *_: server.part(handler, 0, size + 4, status=200)
+
+    assert f"at byte 0: object size: expected {size}, found {size + 4}" in served.fails()
+
+
+def test_an_object_that_is_shorter_is_damage(served: Served) -> None:
+    served.object.answer = lambda handler, *_: served.object.status(handler, 416, Content_Range="bytes */7")
+
+    assert "object size: expected" in (text := served.fails())
+    assert "found 7" in text
+
+
+def test_a_redirect_is_not_followed(served: Served) -> None:
+    served.object.answer = lambda handler, *_: served.object.status(
+        handler, 307, Location=served.object.url.replace("key", "other")
+    )
+
+    assert "HTTP 307, a redirect, which is not followed" in served.fails(patience_ms=60_000)
+    assert len(served.object.requests) == 1
+
+
+def test_a_fragment_that_is_gone_says_to_run_the_query_again(served: Served) -> None:
+    served.object.answer = lambda handler, *_: served.object.status(handler, 404)
+
+    assert "trimmed or replaced since the read was planned, or it was lost. Run the query again" in (
+        served.fails(patience_ms=60_000)
+    )
+
+
+@pytest.fixture
+def tiny(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path / "tiny", spark, body_size=10)
+    with closing(made.object):
+        yield made
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_an_error(tiny: Served) -> None:
+    """No stall ends it, unless this machine is very busy, and the limit of the whole step does."""
+    ended = threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler, _: int, first: int, stop: int) -> bool:
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {first}-{stop - 1}/{len(tiny.object.data)}")
+        handler.send_header("Content-Length", str(stop - first))
+        handler.end_headers()
+        while not ended.wait(0.02):
+            handler.wfile.write(b"x")
+        return True
+
+    tiny.object.answer = answer
+    try:
+        text = tiny.fails(stall_ms=300)
+        assert "the reply is too slow" in text or "no byte for 300 ms" in text
+    finally:
+        ended.set()
+
+
+def test_a_server_that_stops_in_a_reply_is_an_error(served: Served) -> None:
+    ended = threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler, _: int, first: int, stop: int) -> bool:
+        served.object.part(handler, first, stop, body=b"x", length=stop - first)
+        handler.wfile.flush()
+        return ended.wait(60)
+
+    served.object.answer = answer
+    try:
+        assert "no byte for 50 ms" in served.fails(stall_ms=50)
+    finally:
+        ended.set()
+
+
+def test_damage_of_the_transfer_is_read_a_second_time(served: Served) -> None:
+    """One wrong byte in the first reply: of a chunk, and of the tail."""
+    server = served.object
+    for at in (1000, len(server.data) - 100):
+        wrong = bytearray(server.data)
+        wrong[at] ^= 1
+        server.requests.clear()
+        server.answer = lambda handler, number, first, stop, wrong=wrong: (
+            number == 1 and server.part(handler, first, stop, body=bytes(wrong))
+        )
+        assert served.read() == served.expected
+        assert len(server.requests) == 2
