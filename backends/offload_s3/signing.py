@@ -52,7 +52,7 @@ async def signed_by(
 ) -> SignedReads:
     """Return signed reads of these objects. `session` is None if an option gives the credentials.
 
-    Raises `Denied` if the credentials have expired, and the SDK's errors.
+    Raises `Denied` if the credentials have ended, and the SDK's errors.
     """
     # By default the SDK signs URLs by version 2, which AWS accepts in few regions.
     client.meta.events.register_first("choose-signer.s3", _version_4, unique_id="offload-sign")
@@ -60,7 +60,7 @@ async def signed_by(
     if session is not None and (left := await _seconds_left(session)) is not None:
         seconds = min(seconds, left)
     if seconds < 1:
-        raise Denied("the credentials have expired, so no read can be signed: renew them")
+        raise Denied("the credentials have ended, so no read can be signed: renew them")
     begun = time.time()
     urls = [
         await client.generate_presigned_url("get_object", Params={**each}, ExpiresIn=seconds)
@@ -78,7 +78,10 @@ async def _seconds_left(session: AioSession) -> int | None:
     credentials = await session.get_credentials()
     if credentials is None:
         return None
-    await credentials.get_frozen_credentials()  # renews them if they end soon
+    try:
+        await credentials.get_frozen_credentials()  # renews them if they end soon
+    except RuntimeError:  # those that the SDK got instead have ended too
+        return 0
     expires = getattr(credentials, "_expiry_time", None)
     return None if expires is None else int(expires.timestamp() - time.time())
 

@@ -16,15 +16,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from offload_s3.options import S3Options
-from offload_s3.signing import refuse_to_sign
-from offload_s3.store import S3Store
 from servers import Place
 from servers.places import S3Place
 from spark.java_tasks import ALL, SHAPES, by_java, by_python, plan_of, task_by_java, write, write_shapes
 
 from offload import MemoryHandle, build_chunk
-from offload.errors import Misuse
 from offload.native.place import TierPlan
 
 if TYPE_CHECKING:
@@ -115,22 +111,6 @@ def test_a_request_that_the_store_refuses_before_it_expires_says_so(
 
     with pytest.raises(Exception, match=r"refused a signed request: HTTP 403 SignatureDoesNotMatch"):
         task_by_java(spark, text.replace("X-Amz-Signature=", "X-Amz-Signature=00"))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"anonymous": True}, "anonymous"),
-        ({"proxy": "http://127.0.0.1:1"}, "a proxy"),
-        ({"verify": False}, "verify"),
-        ({"requester_pays": True}, "requester_pays"),
-        ({"sse_c_key": "A" * 43 + "="}, "sse_c_key"),
-    ],
-)
-def test_what_a_plain_get_cannot_do_is_not_signed(options: dict[str, Any], why: str) -> None:
-    given = {} if options.get("anonymous") else {"key": "one", "secret": "other"}
-    with pytest.raises(Misuse, match=f"reads are not signed, because of .*{why}"):
-        refuse_to_sign(S3Store(bucket="b", options=S3Options(**options, **given)))
 
 
 class Object:
