@@ -69,8 +69,9 @@ stream. A `datetime` is a `date`."""
 class ArrowTier:
     """A tier whose streams are tables: `tier["orders"]`. `offload.open` returns one.
 
-    Iterating gives the names of the streams. Any thread may use it. `close` it, or use it in a `with` block;
-    otherwise it is closed when neither it nor a stream of it is used any more.
+    Iterating gives the names of the streams that were ever begun, also of deleted ones. Any thread may use
+    it. `close` it, or use it in a `with` block; otherwise it is closed when neither it nor a stream of it is
+    used any more.
     """
 
     def __init__(
@@ -252,7 +253,8 @@ class ArrowStream:
         of = f"<stream {self.name!r} of {self._tier.catalogue.url}"
         rows = sum(committed.messages for _, committed in self._parts)
         spans = " and ".join(f"[{part.first_offset}, {part.next_offset})" for _, part in self._parts)
-        return f"{of}: {rows} rows in offsets {spans}; columns {', '.join(self.schema.names)}>"
+        counted = "1 row" if rows == 1 else f"{rows} rows"
+        return f"{of}: {counted} in offsets {spans}; columns {', '.join(self.schema.names)}>"
 
     def _decoder(self, name: str | None) -> Decoder | None:
         if name is None or name == "raw":

@@ -25,7 +25,7 @@ from tables.tier_in_memory import World, rows_of, world
 import offload
 from offload import AtOffset, AtTime, Blocking, PartOffset, tables
 from offload.arrow.batches import _Made
-from offload.errors import Corrupt, Misuse, NotOffloaded
+from offload.errors import Corrupt, Misuse, NotOffloaded, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
@@ -224,6 +224,24 @@ def test_a_start_beyond_the_end_is_an_error(made: World) -> None:
 
     with pytest.raises(NotOffloaded, match="9 is beyond"):
         made.tables["orders"].to_arrow(9)
+
+
+def test_a_stream_tells_how_many_rows_it_has(made: World) -> None:
+    made.blocking.append("orders", [b"one"])
+    one = repr(made.tables["orders"])
+    made.blocking.append("orders", [b"two"])
+
+    assert ": 1 row in offsets [0, 1);" in one
+    assert ": 2 rows in offsets [0, 2);" in repr(made.tables["orders"])
+
+
+def test_a_deleted_stream_has_a_name_and_no_rows(made: World) -> None:
+    made.blocking.append("orders", [b"one"])
+    made.blocking.delete("orders")
+
+    assert list(made.tables) == ["orders"]
+    with pytest.raises(StreamDeleted):
+        made.tables["orders"]
 
 
 def test_a_stream_stays_as_it_was_when_it_was_opened(made: World) -> None:
