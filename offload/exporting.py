@@ -69,7 +69,7 @@ def export_stream(
     format: ExportFormat = ExportFormat.PARQUET,  # noqa: A002 - the name of the option
     start: RowPosition = None,
     end: RowPosition = None,
-    columns: Sequence[str] | None = None,
+    columns: Iterable[str] | None = None,
     decode: str | None = None,
     file_size_bytes: int = EXPORT_SIZE_BYTES,
     progress: Callable[[ExportedRows], None] = lambda exported: None,
@@ -94,7 +94,7 @@ def export_stream(
             _check_trimmed(stream.name, done.place, ranges)
         for first, behind in ranges:
             path = folder / f"{first.part}-{first.offset:020}-{behind.offset:020}.{format}"
-            batches = stream.to_batches(first, behind, columns, decode)
+            batches = stream.to_batches(first, behind, schema.names, decode)
             with _appearing(path) as unfinished:
                 rows = _write(unfinished, format, batches)
             done = ExportedRows(

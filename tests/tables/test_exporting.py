@@ -98,7 +98,7 @@ def test_a_later_run_adds_what_is_new_and_a_last_file_is_enough(made: World, tmp
 def test_a_range_and_columns_are_exported(made: World, tmp_path: Path) -> None:
     made.write("orders", [ledger_of(30)])
 
-    done = export_stream(made.tables["orders"], tmp_path, start=5, end=8, columns=["offset"])
+    done = export_stream(made.tables["orders"], tmp_path, start=5, end=8, columns=iter(["offset"]))
 
     assert done.place == PartOffset(1, 8)
     assert duckdb.sql(f"select * from '{tmp_path}/*.parquet'").fetchall() == [(5,), (6,), (7,)]
