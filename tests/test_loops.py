@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from campaign import CAMPAIGN
 from fresh_loops import library
@@ -25,6 +26,17 @@ def test_odd_bytes_are_answered_as_by_a_plain_loop_and_no_byte_beyond_them_is_re
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (0, f"{ROUNDS} rounds\n"), done.stderr
+
+
+@pytest.mark.parametrize("size", [0x01, 0x0102, 0x010203, 0x01020304])
+def test_all_bytes_of_a_length_count(size: int) -> None:
+    data = size.to_bytes(4, "big") + bytes(size)
+
+    edges, values, whole = loops.Loops(library()).unpack(
+        data, np.array([0]), np.array([len(data)]), np.array([1])
+    )
+
+    assert (edges.tolist(), len(values), whole.tolist()) == ([0, size], size, [True])
 
 
 @pytest.mark.parametrize(
