@@ -148,7 +148,7 @@ def as_position(value: object, *, now_ms: int) -> Position | PartOffset:
     if isinstance(value, AtEdge | AtOffset | AtTime | PartOffset):
         check_start(value)
         return value
-    forms = f"an offset from 0 to {OFFSET_MAX}, a datetime or date, or a text such as 'last' or '-1h'"
+    forms = "an offset from 0 on, a datetime or date, or a text such as 'last' or '-1h'"
     raise Misuse(f"{value!r} is not a position: use {forms}")
 
 

@@ -193,7 +193,7 @@ def test_a_relative_time_counts_back_from_now(made: World) -> None:
             "9 of part 1, is before the start, 9 of part 2",
         ),
         ({"start": "yesterday"}, "is not a position"),
-        ({"start": -1}, "-1 is not a position: use an offset from 0 to .*, a datetime or date, or a text"),
+        ({"start": -1}, "-1 is not a position: use an offset from 0 on, a datetime or date, or a text"),
         ({"start": np.datetime64("2026-11-21")}, "is not a position"),
         ({"start": PartOffset(1, -1)}, "is not a position"),
         ({"start": True}, "True is not a position"),
