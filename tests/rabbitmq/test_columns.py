@@ -293,6 +293,21 @@ def test_a_field_with_values_of_one_type_is_decoded_alike(code: int) -> None:
     assert_equal([VALUE + value for value in values[:LEARNED_FROM]])
 
 
+@pytest.mark.parametrize("subject", [encoded("same"), encoded(None)], ids=["text", "null"])
+@pytest.mark.parametrize("key", [encoded("same"), encoded(None), encoded("")], ids=["text", "null", "empty"])
+def test_a_subject_is_the_key_of_messages_without_a_routing_key_alone(subject: bytes, key: bytes) -> None:
+    """It is the same in all messages, and every third has a routing key."""
+    named = ANNOTATIONS + compound(0xC1, [ROUTING_KEY, key])
+    messages = [
+        (named if number % 3 == 0 else b"")
+        + PROPERTIES
+        + compound(0xC0, [encoded(f"m{number}"), b"\x40", b"\x40", subject])
+        for number in range(3 * LEARNED_FROM)
+    ]
+
+    assert_equal(messages)
+
+
 def test_a_symbol_that_is_no_ascii_is_damage_also_if_symbols_differ() -> None:
     symbols = [b"text/%d" % (number % 10) for number in range(LEARNED_FROM)]
     symbols[7] = "té/1".encode() + b"."
