@@ -256,6 +256,9 @@ def test_damage_at_any_byte_is_decoded_as_the_message_alone(first: int) -> None:
 
 
 FLOATS = (0.0, -0.0, 1.5, 1e30, 0.1, float("nan"), float("inf"), float("-inf"))
+TIMES_MS = (-62_135_596_800_001, -62_135_596_800_000, 253_402_300_799_999, 253_402_300_800_000)
+"""The first and the last millisecond of the years 1 to 9999, and those beside them."""
+
 EDGES = {
     0x50: [b"\x00", b"\x7f", b"\xff"],
     0x54: [b"\x00", b"\x7f", b"\x80", b"\xff"],
@@ -267,7 +270,7 @@ EDGES = {
     0x81: [struct.pack(">q", number) for number in (0, -1, 2**63 - 1, -(2**63))],
     0x72: [struct.pack(">f", number) for number in FLOATS],
     0x82: [struct.pack(">d", number) for number in FLOATS],
-    0x83: [struct.pack(">q", number) for number in (0, -1, 10**12, 10**15, -(10**15), 2**63 - 1, -(2**63))],
+    0x83: [struct.pack(">q", number) for number in (*TIMES_MS, 0, -1, 10**12, 2**63 - 1, -(2**63))],
     0x98: [UUID(int=number).bytes for number in (0, 2**128 - 1, 0x0123456789ABCDEF << 60)],
     0xA0: [b"\0", b"\1a", b"\3\xff\0a"],
     0xA1: [b"\0", b"\1a", b"\2\xc3\xa9", b'\1"', b"\1\\", b"\1\n", b"\1\xff"],

@@ -317,6 +317,19 @@ def test_ranges_of_a_split_are_the_whole_range(parts: World) -> None:
     assert sum(stream.count(*each) for each in ranges) == stream.count(4, PartOffset(3, 12))
 
 
+def test_a_split_ends_with_the_fragment_that_reaches_the_size(made: World) -> None:
+    made.write("orders", [ledger_of(2, first_offset=first) for first in range(0, 10, 2)])
+    stream = made.tables["orders"]
+    size = int(made.blocking.load_manifest("orders").entries["data_size_bytes"][0])
+
+    def ends(size_bytes: int) -> list[int]:
+        return [end.offset for _, end in stream.split(size_bytes=size_bytes)]
+
+    assert ends(1) == ends(size) == [2, 4, 6, 8, 10]
+    assert ends(size + 1) == ends(2 * size) == [4, 8, 10]
+    assert ends(100 * size) == [10]
+
+
 @pytest.mark.parametrize("size_bytes", [0, -1, float("nan")])
 def test_a_split_into_nothing_is_misuse(parts: World, size_bytes: int) -> None:
     with pytest.raises(Misuse, match="a number of bytes from 1 on"):
@@ -451,6 +464,10 @@ def test_a_trim_during_a_read_is_an_error_and_no_shorter_table(made: World) -> N
     for columns in (None, ["offset"]):
         with pytest.raises(NotOffloaded, match=r"\[0, 5\) were trimmed .* open the stream again"):
             stream.to_arrow(columns=columns)
+        with pytest.raises(NotOffloaded, match="were trimmed"):
+            stream.to_arrow(0, 5, columns=columns)  # nothing of the range is left
+        with pytest.raises(NotOffloaded, match="were trimmed"):
+            stream.to_batches(columns=columns).read_next_batch()  # no row behind the gap
     assert made.tables["orders"].to_arrow()["offset"].to_pylist() == [5, 6, 7, 8, 9]
 
 
