@@ -67,5 +67,5 @@ def _columns(decoder: Decoder | None) -> dict[str, pa.DataType]:
 def _nearest(name: str, known: dict[str, pa.DataType], decoder: Decoder | None) -> str:
     near = get_close_matches(name.lower(), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    needs = " Other columns need decode, such as decode='amqp'." if decoder is None else ""
+    needs = " Other columns need a decoder, such as amqp." if decoder is None else ""
     return f"{hint or '.'} The columns are {', '.join(known)}.{needs}"

@@ -200,7 +200,7 @@ def test_a_relative_time_counts_back_from_now(made: World) -> None:
         ({"start": 1.5}, "1.5 is not a position"),
         ({"columns": ["ofset"]}, "no column 'ofset'; did you mean 'offset'"),
         ({"columns": ["VALUE"]}, "did you mean 'value'"),
-        ({"columns": ["body"]}, "need decode"),
+        ({"columns": ["body"]}, "need a decoder, such as amqp"),
         ({"columns": 7}, "a list of names"),
         ({"columns": [None]}, "a list of names"),
         ({"columns": ["propertys"], "decode": "amqp"}, "did you mean 'properties'"),
