@@ -16,18 +16,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from offload_conformance import ledger_of
 from servers import Place
 from servers.places import S3Place
-from spark.java_tasks import ALL, SHAPES, by_java, by_python, plan_of, task_by_java, write, write_shapes
+from spark.java_tasks import ALL, by_java, by_python, plan_of, task_by_java, write, write_shapes
 
-from offload import MemoryHandle, build_chunk
+from offload import Blocking, MemoryHandle, build_chunk
+from offload.model.part import StreamPart
 from offload.native.place import TierPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECRET = "X-Amz-Signature=0123456789abcdef"
-STREAMS = (*SHAPES, "codecs", "large")
 minio = pytest.mark.parametrize("bucket", ["minio"], indirect=True)
 
 
@@ -37,12 +38,20 @@ def storage(place: Place) -> dict[str, str]:
 
 @minio
 def test_a_bucket_gives_the_rows_of_the_python_source(spark: SparkSession, bucket: Place) -> None:
+    """Of each shape, compressed, and of a stream with two parts."""
     write_shapes(bucket.url, "zstd", storage_options=bucket.options)
+    second = StreamPart("simple", 2)
+    with Blocking(bucket.url, storage_options=bucket.options) as tier:
+        first = tier.load_manifest("simple")
+        tier.run(tier.offloader.begin_part(second, before=first))
+    more = ledger_of(5, first_offset=first.next_offset)
+    write(bucket.url, second.name, [more], storage_options=bucket.options)
 
-    for stream in STREAMS:
-        expected = by_python(bucket.url, stream=stream, **storage(bucket))
-        assert expected
-        assert by_java(spark, bucket.url, stream=stream, **storage(bucket)) == expected
+    for stream in ("simple", "sub_batches", "codecs", "large"):
+        expected = by_python(bucket.url, stream=stream, columns="part,value", **storage(bucket))
+        assert {row[0] for row in expected} == ({1, 2} if stream == "simple" else {1})
+        found = by_java(spark, bucket.url, stream=stream, columns="part,value", **storage(bucket))
+        assert found == expected
 
 
 @pytest.mark.parametrize("bucket", ["minio", "fake-gcs-server", "azurite"], indirect=True)
@@ -66,8 +75,9 @@ def test_a_query_of_a_bucket_shows_no_signed_request(
     spark.conf.set("spark.offload.reader", "java")
     try:
         frame = spark.read.format("offload").options(**storage(bucket)).load(bucket.url).where("offset >= 98")
-        assert [row.offset for row in frame.select("offset", "value").collect()] == [98, 99]
-        query: Any = frame.select("value")._jdf.queryExecution()
+        frame = frame.select("offset", "value")
+        assert [row.offset for row in frame.collect()] == [98, 99]
+        query: Any = frame._jdf.queryExecution()
         shown = query.toString() + query.executedPlan().toString() + query.executedPlan().toJSON()
         assert "the Java reader" in shown
         leaf = query.executedPlan().collectLeaves().head()
@@ -76,7 +86,7 @@ def test_a_query_of_a_bucket_shows_no_signed_request(
             if key.endswith(".fragment"):
                 bucket.boto.delete_object(Bucket=bucket.name, Key=key)
         with pytest.raises(Exception, match="is gone: it was trimmed or replaced") as failure:
-            frame.select("value").collect()
+            frame.collect()  # by the same plan
     finally:
         spark.conf.set("spark.offload.reader", "python")
     head, text = plan_of(bucket.url, ALL, **storage(bucket))

@@ -13,7 +13,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Invariants: a batch holds only rows of chunks whose header and checksum were checked; damage is thrown
  * behind all rows before it; memory is bounded by one tail, one window of {@link #WINDOW_SIZE} or one larger
- * chunk, and one sub-batch. If no value is wanted, only tails are read.
+ * chunk, one sub-batch, and what of a bucket arrives ahead ({@link HttpReply}). If no value is wanted, only tails are read.
  */
 public final class PartReader implements PartitionReader<ColumnarBatch> {
     private static final int WINDOW_SIZE = 8 << 20;
