@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from functools import wraps
 from hashlib import sha256
 from typing import Any, Final, TypeVar
@@ -80,12 +80,16 @@ def leave_cases(items: Iterable[pytest.Item]) -> None:
     for name, each in cases.items():
         mark = each[0].get_closest_marker("few")
         assert mark is not None
-        reason, every, start, whole = mark.args
-        if name.rpartition("::")[2] in whole:
-            continue
-        for number, item in enumerate(each):
-            if number % every != start % min(every, len(each)):
-                item.add_marker(campaign(reason))
+        for item in left_of(each, mark, name.rpartition("::")[2]):
+            item.add_marker(campaign(mark.args[0]))
+
+
+def left_of(cases: Sequence[T], mark: pytest.Mark, name: str) -> list[T]:
+    """Return the cases that the mark `few` of the test leaves to the campaign."""
+    _, every, start, whole = mark.args
+    if name in whole:
+        return []
+    return [case for number, case in enumerate(cases) if number % every != start % min(every, len(cases))]
 
 
 def is_drawn(nodeid: str, share: int) -> bool:
@@ -93,8 +97,44 @@ def is_drawn(nodeid: str, share: int) -> bool:
     return int(sha256(nodeid.encode()).hexdigest(), 16) % SHARES == share % SHARES
 
 
+def leave_calls(metafunc: pytest.Metafunc) -> Counter[str]:
+    """Drop the cases of a test that are left to the campaign before they become items. Return them by reason.
+
+    If all cases are left, one stays: pytest would take a test without cases for one without parameters.
+
+    This uses an internal of pytest, the list of planned cases, for which it has no public function. If it
+    changes, `tests/test_campaign.py` fails.
+    """
+    definition, calls = metafunc.definition, metafunc._calls
+    own, closest = _reason(definition.own_markers), _reason(definition.iter_markers())
+    reasons = [own or _reason(call.marks) or closest for call in calls]
+    mark = definition.get_closest_marker("few")
+    if mark is not None:
+        asked = [number for number, reason in enumerate(reasons) if reason is None]
+        for number in left_of(asked, mark, definition.name):
+            reasons[number] = mark.args[0]
+    kept = [call for call, reason in zip(calls, reasons, strict=True) if reason is None]
+    if calls and not kept:
+        kept, reasons = calls[:1], reasons[1:]
+    metafunc._calls = kept
+    return Counter(filter(None, reasons))
+
+
+def _reason(marks: Iterable[pytest.Mark]) -> str | None:
+    return next((mark.args[0] for mark in marks if mark.name == "campaign"), None)
+
+
+def is_ordinary(config: pytest.Config) -> bool:
+    """Return whether this run, like `make test`, has all tests of its files but those of the campaign.
+
+    If a run selects by name or mark, only pytest knows which tests it selects.
+    """
+    selects = config.option.keyword or config.option.markexpr or any("::" in each for each in config.args)
+    return not (CAMPAIGN or SHARE is not None or selects)
+
+
 class LeftOut:
-    """A plugin of pytest: deselects tests that are left to the campaign and reports all that did not run.
+    """A plugin of pytest: leaves tests to the campaign and reports all that did not run.
 
     The processes of pytest-xdist select for themselves; each sends its counts to the one that reports.
     """
@@ -103,10 +143,18 @@ class LeftOut:
         self._left: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None]:
+        """Make no items of most cases that are left: half of all, and each process would make them."""
+        yield
+        if is_ordinary(metafunc.config):
+            self._left += leave_calls(metafunc)
+
     @pytest.hookimpl(trylast=True)  # `-k` and `-m` select first: the counts are of the rest
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the tests that this run is for."""
-        leave_cases(items)
+        if not is_ordinary(config):
+            leave_cases(items)
         if CAMPAIGN:
             return
         kept, left = [], []
