@@ -82,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftOut(), "left-out")
     if config.getoption("numprocesses", None):  # not set in the processes themselves
         write_bytecode(config)
+    gc.disable()  # until all tests are collected: they only become more, and each pass would walk over all
 
 
 def pytest_report_header() -> str:
@@ -135,6 +136,7 @@ def pytest_collection_finish() -> None:
     """Keep the collected tests out of garbage collection, which would walk over millions of objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
