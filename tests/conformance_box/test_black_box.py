@@ -358,7 +358,7 @@ def test_notes_name_the_first_keys_that_are_left_and_the_report_names_all(site: 
     site.install("broken", broken("async def delete(self, keys):\n    raise ZeroDivisionError('a bug')"))
     report = tmp_path / "report.json"
 
-    ran = box("broken://here", "--select", "store/listing_goes*", "--report", report)
+    ran = box("broken://here", "--select", "store/listing_goes*", "--listing-keys", 1100, "--report", report)
 
     left = report_in(report)["left"]
     assert len(left) == len(site.objects("broken")) > 1000
