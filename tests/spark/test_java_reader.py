@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import lz4.frame
 import pytest
+from campaign import few
 from offload_conformance import ledgers
 from offload_spark import session
 from offload_spark.bounds import ScanBounds
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 READER = "spark.offload.reader"
+LEFT = "cases of the Java reader: make test has one of three, of every stream, compression and codec"
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return url
 
 
+@few(LEFT, 3, start=1)
 @pytest.mark.parametrize("stream", [*SHAPES, "codecs", "large"])
 def test_every_shape_gives_the_rows_of_the_python_source(
     spark: SparkSession, shapes: str, stream: str
@@ -87,6 +90,7 @@ def test_a_tier_of_release_0_2_gives_the_rows_of_the_python_source(spark: SparkS
     assert by_java(spark, url) == expected
 
 
+@few(LEFT, 3)
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("sums", [True, False])
 @pytest.mark.parametrize("sized", [True, False])
@@ -110,6 +114,7 @@ def test_frames_of_lz4_of_every_kind_are_read(
     assert [row[0] for row in by_java(spark, url, columns="value")] == bodies
 
 
+@few(LEFT, 3, start=2)
 @pytest.mark.parametrize("stream", ["sub_batches", "with_tracking", "codecs", "large"])
 def test_bounds_cut_the_same_rows(spark: SparkSession, shapes: str, stream: str) -> None:
     last = by_python(shapes, stream=stream)[-1][3]
@@ -232,6 +237,7 @@ def test_a_chunk_that_is_damaged_before_its_compression_is_located_at_its_block(
         assert damaged.same(bytes(data)).endswith("at byte 16: chunk size_bytes")
 
 
+@few(LEFT, 3)
 @pytest.mark.parametrize(
     ("at", "size"),
     [(7, 1), (8, 32), (40, 16), (56, 16), *((at, 8) for at in range(72, 160, 8)), (160, 4), (164, 4)],
@@ -272,6 +278,7 @@ def test_records_before_the_damage_are_delivered_first(damaged: Damaged) -> None
 BATCH = SubBatch.of([b"one", b"two"], Codec.NONE)
 
 
+@few(LEFT, 3)
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
