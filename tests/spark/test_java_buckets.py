@@ -92,7 +92,7 @@ def test_a_query_of_a_bucket_shows_no_signed_request(
     head, text = plan_of(bucket.url, ALL, **storage(bucket))
     assert "X-Amz-Signature" in text
     jvm: Any = spark.sparkContext._jvm
-    shown += str(jvm.ledgeroffload.spark.TaskPlan.of(text)) + head + str(failure.value) + caplog.text
+    shown += jvm.ledgeroffload.spark.TaskPlan.of(text).toString() + head + str(failure.value) + caplog.text
     assert "X-Amz" not in shown
 
 

@@ -8,7 +8,6 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.time.Duration;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.atomic.LongAdder;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -31,7 +30,6 @@ final class HttpBytes implements ObjectBytes {
     private static final Duration CONNECT_LIMIT = Duration.ofSeconds(10);
     private static final Pattern RANGE = Pattern.compile("bytes (?:\\*|(\\d{1,18})-(\\d{1,18}))/(\\d{1,18}|\\*)");
     private static final Pattern CODE = Pattern.compile("<Code>([A-Za-z]{1,80})</Code>");
-    private static final LongAdder REQUESTS = new LongAdder();
 
     /** The only client of this JVM, made at the first request. Its threads end with the JVM. */
     private static final class Shared {
@@ -69,11 +67,6 @@ final class HttpBytes implements ObjectBytes {
         this.fragment = fragment;
         this.signed = part.signed();
         this.isSmall = isWhole && fragment.storedSize() <= SMALL_SIZE;
-    }
-
-    /** Return the number of requests that this JVM has sent. */
-    static long requests() {
-        return REQUESTS.sum();
     }
 
     @Override
@@ -176,7 +169,6 @@ final class HttpBytes implements ObjectBytes {
         } catch (IllegalArgumentException exc) { // whose text has the URL
             throw new IllegalStateException(fragment.key() + ": the plan has no URL of it");
         }
-        REQUESTS.increment();
         HttpResponse<HttpReply> found;
         try {
             found = Shared.CLIENT.send(request, head -> new HttpReply());
