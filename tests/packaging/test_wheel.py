@@ -7,10 +7,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
 from fresh_loops import library
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 UNWANTED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
@@ -35,14 +37,44 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the `bin` of a fresh virtual environment that holds the wheel and its dependencies."""
+    """Return the `bin` of a fresh virtual environment that holds the wheel and its dependencies.
+
+    The dependencies are those of this environment, by links, because pip takes long to unpack them. It checks
+    that they are complete and of versions that the wheel allows.
+    """
     folder = tmp_path_factory.mktemp("clean")
-    _run(
-        sys.executable, "-m", "venv", "--without-pip", str(folder)
-    )  # the pip of these tests installs into it
-    install = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-compile"]
-    _run(sys.executable, *install, "-c", str(ROOT / "constraints.txt"), str(wheel))
+    python = folder / "bin" / "python"
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    pip = (sys.executable, "-m", "pip", "--python", str(python))
+    _run(*pip, "install", "--quiet", "--no-compile", "--no-deps", "--no-index", str(wheel))
+    [site] = folder.glob("lib/python*/site-packages")
+    [installed] = (each for each in distributions(path=[str(site)]) if each.name == "ledger-offload")
+    for name in sorted(_dependencies(installed)):
+        _link(distribution(name), site)
+    _run(*pip, "check")
     return folder / "bin"
+
+
+def _dependencies(of: Distribution) -> set[str]:
+    """Return the names of all distributions that this one needs without any extra, and those need."""
+    found, todo = set[str](), [of]
+    while todo:
+        for text in todo.pop().requires or ():
+            wanted = Requirement(text)
+            asked = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+            if asked and wanted.name not in found:
+                assert not wanted.extras, text
+                found.add(wanted.name)
+                todo.append(distribution(wanted.name))
+    return found
+
+
+def _link(installed: Distribution, site: Path) -> None:
+    """Make the packages and modules of a distribution importable from `site`."""
+    tops = {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}
+    assert tops, installed.name
+    for top in tops:
+        (site / top).symlink_to(installed.locate_file(top))
 
 
 def test_a_wheel_for_a_platform_has_the_compiled_loops_and_the_other_one_has_not(
