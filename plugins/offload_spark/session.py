@@ -40,7 +40,8 @@ def session(
 
     `master` defaults to that of the environment, else `local[*]`. With `java`, the Java reader reads what it
     can (docs/spark.md). Raises `Misuse` if there is no Java, if this version of PySpark is not supported, and
-    with `java` if a running session, which is left as it is, was started without that reader.
+    with `java` if a running session, which is left as it is, or the JVM of `spark-submit` was started without
+    that reader.
     """
     prepare()
     check_version()
@@ -54,6 +55,11 @@ def session(
     spark = builder.getOrCreate()
     if java and not has_java_reader(spark):
         raise Misuse("a session without the Java reader runs already: stop it, and call this again")
+    if java and not _is_loadable(spark):
+        raise Misuse(
+            "this JVM was started without the jar of the Java reader, and loads none later: "
+            f"spark-submit --jars {JAR} --conf spark.sql.extensions={EXTENSION}"
+        )
     register(spark)
     return spark
 
@@ -78,6 +84,12 @@ def register(spark: Any) -> None:
 def has_java_reader(spark: Any) -> bool:
     """Return whether the session was started with the extension of the Java reader."""
     return EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "").split(",")
+
+
+def _is_loadable(spark: Any) -> bool:
+    """Return whether the JVM of a session finds the Java reader. A server of Spark Connect is not asked."""
+    context = getattr(spark, "_sc", None)
+    return context is None or bool(context._jvm.org.apache.spark.util.Utils.classIsLoadable(EXTENSION))
 
 
 def check_version() -> None:
