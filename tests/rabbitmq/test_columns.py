@@ -311,6 +311,18 @@ def test_a_subject_is_the_key_of_messages_without_a_routing_key_alone(subject: b
     assert_equal(messages)
 
 
+def test_a_character_does_not_begin_in_one_message_and_end_in_the_next() -> None:
+    """The two halves are no text, though they are one if they are behind each other."""
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    texts = [b"%d" % number for number in range(2 * LEARNED_FROM)]
+    texts[3:5] = b"a" + first, second + b"a"
+
+    assert_equal([VALUE + sized(0xA1, text) for text in texts])
+    assert_equal([DATA + sized(0xA0, text) for text in texts])
+    assert_equal([PROPERTIES + compound(0xC0, [sized(0xA1, text)]) for text in texts])
+    assert_equal([APPLICATION + compound(0xC1, [encoded("a"), sized(0xA1, text)]) for text in texts])
+
+
 def test_a_symbol_that_is_no_ascii_is_damage_also_if_symbols_differ() -> None:
     symbols = [b"text/%d" % (number % 10) for number in range(LEARNED_FROM)]
     symbols[7] = "té/1".encode() + b"."
