@@ -19,7 +19,7 @@ from offload_conformance import ledgers
 from offload_spark import session
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns
-from offload_spark.java_plans import JavaPlanReader, JavaPlanSource
+from offload_spark.java_plans import PLAN_VERSION, JavaPlanReader, JavaPlanSource
 from offload_spark.planning import plan
 from pyspark.sql.functions import expr
 from spark.in_process import PLUGINS
@@ -426,7 +426,8 @@ def test_plans_of_another_version_are_refused_with_both_versions(
     try:
         reader("java")
         with pytest.raises(
-            Exception, match=r"plans of version 1, and ledger-offload .* makes plans of version 99"
+            Exception,
+            match=rf"plans of version {PLAN_VERSION}, and ledger-offload .* makes plans of version 99",
         ):
             spark.read.format("offload").load(tier).collect()
     finally:
