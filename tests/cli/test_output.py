@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from typing import Final
 
 import pytest
 from campaign import few
@@ -20,6 +23,7 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
+from offload.cli.app import run
 from offload.cli.kit import bar
 from offload.cli.kit import progress as progress_module
 from offload.cli.kit.output import counted, one_line, print_json
@@ -39,15 +43,42 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TERMINAL: Final = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+
+
 def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """Run a command with a terminal for stdin, stdout and stderr. Return its exit code and all its output."""
+    """Run a command in this process, with a terminal for stdout and stderr. Return code and output."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40", **(env or {})}
-    environment.pop("NO_COLOR", None) if env is None else None
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(1) as reader,
+        open(theirs, "w", encoding="utf-8") as terminal,
+    ):
+        patch.delenv("NO_COLOR", raising=False)
+        for name, value in {**TERMINAL, **(env or {})}.items():
+            patch.setenv(name, value)
+        shown = reader.submit(_all_of, ours)
+        with redirect_stdout(terminal), redirect_stderr(terminal):
+            code = run([str(argument) for argument in arguments])
+        terminal.close()  # ends what the reader reads
+        return code, shown.result(timeout=60)
+
+
+def on_terminal_of_a_process(*arguments: object) -> tuple[int, bytes]:
+    """Run a command in a process of its own, with a terminal for stdin, too."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, **TERMINAL}
+    environment.pop("NO_COLOR", None)
     process = subprocess.Popen(
         [*PROGRAM, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
+    shown = _all_of(ours)
+    return process.wait(timeout=60), shown
+
+
+def _all_of(ours: int) -> bytes:
+    """Return all that a terminal shows until its other end is closed, and close it."""
     shown = b""
     while True:
         try:
@@ -58,7 +89,7 @@ def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[
             break
         shown += piece
     os.close(ours)
-    return process.wait(timeout=60), shown
+    return shown
 
 
 def has_control_characters(raw: bytes) -> bool:
@@ -270,7 +301,7 @@ class TestWithoutATerminal:
 
 class TestOnATerminal:
     def test_ls_prints_a_table_on_a_terminal(self, tier: Path) -> None:
-        code, shown = on_terminal("ls", tier)
+        code, shown = on_terminal_of_a_process("ls", tier)
 
         assert code == 0
         assert ESCAPE in shown  # the column heads are bold
@@ -287,7 +318,7 @@ class TestOnATerminal:
     def test_sync_shows_its_progress_and_erases_it(self, tmp_path: Path) -> None:
         write_stream(tmp_path / "orders", simple_chunks(20000, records=10), segment_chunks=2000)
 
-        code, shown = on_terminal("sync", f"rabbitmq://{tmp_path}/orders", tmp_path / "tier")
+        code, shown = on_terminal_of_a_process("sync", f"rabbitmq://{tmp_path}/orders", tmp_path / "tier")
 
         assert code == 0
         assert b"uploading orders" in shown
@@ -337,6 +368,7 @@ class TestOnATerminal:
         code, shown = on_terminal("ls", tier, env={"NO_COLOR": "1"})
 
         assert code == 0
+        assert b"\t" not in shown  # the command found a terminal
         assert b"\x1b[3" not in shown
         assert b"\x1b[9" not in shown
 
@@ -378,7 +410,7 @@ class TestOnATerminal:
         assert f"uploading {one_line(name)}" in shown.getvalue()
 
     def test_read_prints_the_same_bytes_on_a_terminal_and_in_a_pipe(self, tier: Path) -> None:
-        code, shown = on_terminal("read", tier, "tiny", "--decode", "amqp")
+        code, shown = on_terminal_of_a_process("read", tier, "tiny", "--decode", "amqp")
 
         assert code == 0
         assert [json.loads(line)["offset"] for line in shown.split(b"\r\n")[:-1]] == list(range(10))
