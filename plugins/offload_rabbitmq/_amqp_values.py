@@ -16,8 +16,9 @@ Input may be hostile. Four limits keep memory in proportion to the record:
     nesting                     at most `DEPTH_MAX` deep
     sizes and counts            compared with the bytes around them before anything is allocated
     array elements of no bytes  in one record together at most as many as it has bytes
-    shared descriptors          scalars, and repeated at most `REPEATED_PER_BYTE` times the record's bytes: a
-                                program that writes the value, as JSON does, repeats them for each element
+    shared descriptors          scalars, and repeated at most `REPEATED_PER_BYTE` times the record's bytes, or
+                                `REPEATED_SIZE_BYTES` if that is more: a program that writes the value, as
+                                JSON does, repeats them for each element
 
 The standard allows two kinds of maps that are refused here: with keys that are equal in Python (1 and true),
 and with keys that cannot be keys of a dict (lists, maps).
@@ -36,8 +37,14 @@ from offload.errors import Corrupt
 
 DEPTH_MAX: Final = 32
 
-REPEATED_PER_BYTE: Final = 64
-"""The limit for bytes of shared descriptors, counted once for each element, per byte of the record."""
+REPEATED_PER_BYTE: Final = 16
+"""The limit for bytes of shared descriptors, counted once for each element, per byte of the record.
+
+JSON may write a byte as six, so a record of 16 MiB stays below the 2 GiB of one column.
+"""
+
+REPEATED_SIZE_BYTES: Final = 64 * 1024
+"""Small records may repeat so many bytes in any case."""
 
 _DESCRIBED: Final = 0x00
 
@@ -77,7 +84,7 @@ class ValueReader:
         self._stop = len(raw)
         self._depth = 0
         self._empty_elements_left = len(raw)
-        self._repeated_bytes_left = REPEATED_PER_BYTE * len(raw)
+        self._repeated_bytes_left = max(REPEATED_PER_BYTE * len(raw), REPEATED_SIZE_BYTES)
 
     def value(self) -> Any:
         """Return the next value, of any type."""
@@ -163,7 +170,7 @@ class ValueReader:
         """Count the bytes of descriptors that `count` elements share. Raises `Corrupt` beyond the limit."""
         self._repeated_bytes_left -= count * size_bytes
         if self._repeated_bytes_left < 0:
-            expected = f"at most {REPEATED_PER_BYTE} times the record's bytes"
+            expected = f"at most {REPEATED_PER_BYTE} times the record's bytes, or 64 KiB"
             self.refuse("AMQP descriptors of elements", expected=expected, found="more", position=start)
 
     def _list(self, count: int, start: int) -> list[Any]:
