@@ -2,10 +2,11 @@
 
     python benchmarks/spark_scan.py [--size-gib 2] [--rounds 3] [--folder DIR] [--json]
 
-Every job answers one query: the bytes of all values, the largest offset and the latest time. Each round runs
+Most jobs answer one query: the bytes of all values, the largest offset and the latest time. Each round runs
 every job once, in turn; one more round goes first and is not counted. There is one session with one slot, and
-then one with two. The plain reader has one core, and is the same in both. Files are in the page cache. The
-requests and bytes of pruned reads are counted at the store, in this process and without Spark.
+then one with two. Seconds of CPU are those of all processes, with planning in Python. The plain reader has
+one core, and is the same in both. Files are in the page cache. The requests and bytes of pruned reads are
+counted at the store, in this process and without Spark.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,7 @@ def _apart(work: str, *arguments: Any) -> Any:
 def _started(cores: int) -> Any:
     from offload_spark import session
 
-    return session(master=f"local[{cores}]", conf={"spark.driver.memory": "3g"})
+    return session(master=f"local[{cores}]", conf={"spark.driver.memory": "3g"}, java=True)
 
 
 def _parquet(folder: str) -> None:
@@ -112,45 +114,82 @@ def _parquet(folder: str) -> None:
     spark.stop()
 
 
-def _session(cores: int, folder: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of every round of every job."""
-    spark = _started(cores)
-    jobs: dict[str, Callable[[], object]] = {
-        "offload": lambda: _asked(spark.read.format("offload").load(f"{folder}/tier")),
-        "offload, Parquet's columns": lambda: _asked(
-            spark.read.format("offload").option("columns", COLUMNS).load(f"{folder}/tier")
-        ),
-        "parquet uncompressed": lambda: _asked(spark.read.parquet(f"{folder}/uncompressed")),
+def _jobs(spark: Any, folder: str) -> dict[str, Callable[[], object]]:
+    tier, files = f"{folder}/tier", f"{folder}/uncompressed"
+
+    def offload(**options: str) -> Any:
+        return spark.read.format("offload").options(**options).load(tier)
+
+    def keys() -> int:
+        return len(offload(decode="amqp", columns="key").groupBy("key").count().collect())
+
+    return {
+        "Java": lambda: _asked(offload()),
+        "Python": lambda: _asked(offload()),
+        "Python, Parquet's columns": lambda: _asked(offload(columns=COLUMNS)),
+        "parquet uncompressed": lambda: _asked(spark.read.parquet(files)),
         "parquet snappy": lambda: _asked(spark.read.parquet(f"{folder}/snappy")),
-        "binaryFile and a UDF": lambda: _asked(_by_udf(spark, f"{folder}/tier")),
-        "plain reader, one core": lambda: _plain(f"{folder}/tier"),
-        "offload, 1 % of the offsets": lambda: _asked(_some_offsets(spark, f"{folder}/tier")),
-        "parquet, 1 % of the offsets": lambda: _asked(
-            _narrowed(spark.read.parquet(f"{folder}/uncompressed"), f"{folder}/tier")
-        ),
+        "binaryFile and a UDF": lambda: _asked(_by_udf(spark, tier)),
+        "plain reader, one core": lambda: _plain(tier),
+        "Java, all to noop": lambda: _drained(offload(columns=COLUMNS)),
+        "parquet, all to noop": lambda: _drained(spark.read.parquet(files)),
+        "Java, bytes of values": lambda: _bytes_of(offload(), "value"),
+        "parquet, bytes of values": lambda: _bytes_of(spark.read.parquet(files), "value"),
+        "Python, bytes of AMQP bodies": lambda: _bytes_of(offload(decode="amqp", columns="body"), "body"),
+        "Python, rows by AMQP key": keys,
+        "Java, count": lambda: offload().count(),
+        "parquet, count": lambda: spark.read.parquet(files).count(),
+        "Java, 1 % of the offsets": lambda: _asked(_narrowed(offload(), tier)),
+        "Python, 1 % of the offsets": lambda: _asked(_narrowed(offload(), tier)),
+        "parquet, 1 % of the offsets": lambda: _asked(_narrowed(spark.read.parquet(files), tier)),
     }
-    found: dict[str, list[float]] = {job: [] for job in jobs}
-    answers = set()
+
+
+def _session(cores: int, folder: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of every round of every job, and those of CPU."""
+    spark = _started(cores)
+    jobs = _jobs(spark, folder)
+    found: dict[str, list[tuple[float, float]]] = {job: [] for job in jobs}
+    answers = set[tuple[object, ...]]()
     for number in range(rounds + 1):
         for job, work in jobs.items():
-            begun = time.perf_counter()
+            spark.conf.set("spark.offload.reader", "java" if job.startswith("Java") else "python")
+            begun, cpu = time.perf_counter(), _cpu_seconds()
             answer = work()
             if number:
-                found[job].append(time.perf_counter() - begun)
-            if "%" not in job:
+                found[job].append((time.perf_counter() - begun, _cpu_seconds() - cpu))
+            if isinstance(answer, tuple) and "%" not in job:
                 answers.add(answer)
     assert len(answers) == 1, answers
     spark.stop()
     return found
 
 
+def _cpu_seconds() -> float:
+    """Return the CPU that this process, its descendants, and those of them that ended have taken."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(pid, 0) for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def _drained(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _bytes_of(frame: Any, column: str) -> int:
+    return int(frame.selectExpr(f"sum(length({column}))").first()[0])
+
+
 def _asked(frame: Any) -> tuple[int, int, int]:
     size, offset, at = frame.selectExpr(*QUERY).first()
     return size, offset, round(at.timestamp() * 1000)
-
-
-def _some_offsets(spark: Any, tier: str) -> Any:
-    return _narrowed(spark.read.format("offload").load(tier), tier)
 
 
 def _narrowed(frame: Any, tier: str) -> Any:
@@ -263,13 +302,14 @@ def _fetched(tier: Path, bounds: Any) -> dict[str, Any]:
     return {"rows": rows, "requests": counting.requests, "fetched": counting.size_bytes, "needed": needed}
 
 
-def _line(job: str, seconds: list[float], rows: int, size_bytes: int) -> dict[str, Any]:
-    taken = statistics.median(seconds)
+def _line(job: str, taken: list[tuple[float, float]], rows: int, size_bytes: int) -> dict[str, Any]:
+    seconds, cpu_seconds = (statistics.median(column) for column in zip(*taken, strict=True))
     return {
         "job": job,
-        "seconds": round(taken, 2),
-        "rows_per_second": round(rows / taken),
-        "mib_per_second": round(size_bytes / MIB / taken),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_seconds, 2),
+        "rows_per_second": round(rows / seconds),
+        "mib_per_second": round(size_bytes / MIB / seconds),
     }
 
 
@@ -277,11 +317,17 @@ def _show(found: dict[str, Any]) -> None:
     for name in ("python", "system", "cores", "processor", "rows", "size_bytes", "rounds"):
         print(f"{name}: {found[name]}")
     for cores in ("1 cores", "2 cores"):
-        print(f"\nlocal[{cores[0]}]" + "rows/s".rjust(37) + "MiB/s".rjust(8) + "seconds".rjust(9))
+        print(
+            f"\nlocal[{cores[0]}]"
+            + "rows/s".rjust(37)
+            + "MiB/s".rjust(8)
+            + "seconds".rjust(9)
+            + "CPU s".rjust(9)
+        )
         for line in found[cores]:
             whole = "%" not in line["job"]
             rates = (f"{line['rows_per_second']:,}", str(line["mib_per_second"])) if whole else ("", "")
-            print(f"{line['job']:30}{rates[0]:>15}{rates[1]:>8}{line['seconds']:>9}")
+            print(f"{line['job']:30}{rates[0]:>15}{rates[1]:>8}{line['seconds']:>9}{line['cpu_seconds']:>9}")
     print(
         "\npruned read"
         + "rows".rjust(15)
