@@ -211,8 +211,11 @@ class Served:
     def read(self, columns: str = "stream,part,ledger,offset,timestamp,value") -> list[Any]:
         return task_by_java(self.spark, json.dumps(self.text), columns)
 
-    def fails(self, *, patience_ms: int = 0, stall_ms: int = 10_000) -> str:
-        """Return the text of the error of a read, in which there is no URL."""
+    def fails(self, *, patience_ms: int = -1, stall_ms: int = 10_000) -> str:
+        """Return the text of the error of a read, in which there is no URL.
+
+        By default nothing is tried again: a patience of 0 ms would permit a pause of 0 ms.
+        """
         self.signed.update(patience_ms=patience_ms, stall_ms=stall_ms)
         with pytest.raises(Exception, match="orders") as failure:
             self.read()
@@ -394,7 +397,7 @@ def test_a_server_that_stops_in_a_reply_is_an_error(served: Served) -> None:
 
     served.object.answer = answer
     try:
-        assert "no byte for 50 ms" in served.fails(stall_ms=50)
+        assert "no byte for 1000 ms" in served.fails(stall_ms=1000)
     finally:
         ended.set()
 
