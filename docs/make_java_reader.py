@@ -32,7 +32,7 @@ ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)
 def version_of(javac: str) -> int:
     """Return the major version of a compiler; 0 if it cannot be run."""
     try:
-        said = subprocess.run([javac, "-version"], capture_output=True, text=True, check=True)  # noqa: S603 - as below
+        said = subprocess.run([javac, "-version"], capture_output=True, text=True, check=True)  # noqa: S603 - the compiler that the caller names
     except (OSError, subprocess.CalledProcessError):
         return 0
     found = re.search(r"javac (\d+)", said.stdout + said.stderr)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ class PatternValue:
     is_sized: bool = False
 
 
-PatternStep = bytes | PatternValue
+PatternStep: TypeAlias = bytes | PatternValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class PatternMatch:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What a row is made of. A size has 1 or 4 bytes."""
+    """A description of rows: the steps that each is made of. A size has 1 or 4 bytes."""
 
     steps: Sequence[PatternStep]
 

@@ -50,7 +50,7 @@ class RecordRun:
     sizes: _Integers
     data: _Bytes
     edges: npt.NDArray[np.int32] | None = None
-    """Where each body begins, and where the last one ends, if nothing is between them."""
+    """The begin of each body, and the end of the last one, if nothing is between them."""
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -55,7 +55,7 @@ def test_a_signed_read_is_that_of_googles_library() -> None:
 )
 def test_what_a_plain_get_cannot_do_is_not_signed(options: dict[str, object], why: str) -> None:
     async def sign() -> None:
-        store = GcsStore(bucket="bucket", options=GcsOptions(**options))  # type: ignore[arg-type]
+        store = GcsStore(bucket="bucket", options=GcsOptions(**options))  # type: ignore[arg-type]  # any options
         try:
             await store.signed_reads(["key"], seconds=60)
         finally:

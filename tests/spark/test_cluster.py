@@ -104,7 +104,7 @@ def late(batches):
     number, attempt = task.partitionId(), task.attemptNumber()
     Path(folder, f"began-{number}-{attempt}").touch()
     while attempt == 0 and number < waiting and not Path(folder, "go").exists():
-        time.sleep(0.1)
+        time.sleep(0.1)  # the test tells a task by a file alone
     yield from batches
 
 
@@ -114,7 +114,7 @@ read = frame.mapInArrow(late, frame.schema).selectExpr("stream", "offset", "md5(
 print("FOUND " + json.dumps({"rows": sorted(map(list, read)), "java": "the Java reader" in plan}))
 spark.stop()
 '''
-"""What it prints is the same, whatever happens to its tasks."""
+"""An application that prints the same, whatever happens to its tasks."""
 
 
 def environment() -> dict[str, str]:
@@ -345,6 +345,7 @@ def rows_of(done: subprocess.CompletedProcess[str], *, java: bool) -> list[list[
 
 
 def wait_for(there: Callable[[], object]) -> None:
+    """Look until another process, which sends no event, has come so far."""
     ends = time.monotonic() + CLUSTER_SECONDS_MAX
     while not there():
         assert time.monotonic() < ends

@@ -38,7 +38,7 @@ def storage(place: Place) -> dict[str, str]:
 
 @minio
 def test_a_bucket_gives_the_rows_of_the_python_source(spark: SparkSession, bucket: Place) -> None:
-    """Of each shape, compressed, and of a stream with two parts."""
+    """These are the rows of each shape, compressed, and of a stream with two parts."""
     write_shapes(bucket.url, "zstd", storage_options=bucket.options)
     second = StreamPart("simple", 2)
     with Blocking(bucket.url, storage_options=bucket.options) as tier:

@@ -398,7 +398,7 @@ def test_an_interrupt_behind_a_batch_loses_no_row(made: World, monkeypatch: pyte
     monkeypatch.setattr(pa, "RecordBatchReader", _Reader(batches))
     made.tables["orders"].to_batches()
     [reader] = batches
-    reader._lock = _Interrupting()  # type: ignore[assignment]
+    reader._lock = _Interrupting()  # type: ignore[assignment]  # a lock that is interrupted
     found, interrupts = list[int](), 0
     while True:
         try:
@@ -531,7 +531,7 @@ def test_a_tier_shows_its_streams(made: World) -> None:
     with pytest.raises(LookupError, match="did you mean 'orders'"):
         tier["ordesr"]
     with pytest.raises(Misuse, match=r"by its name, such as tier\['orders'\], not by 0"):
-        tier[0]  # type: ignore[index]
+        tier[0]  # type: ignore[index]  # what a notebook may say
 
 
 def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
