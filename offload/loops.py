@@ -68,7 +68,7 @@ class Loops:
         each chunk whether its entries end at its stop. The bodies of another chunk are empty. `data` has at
         most `ROOM_SIZE_BYTES_MAX` bytes.
         """
-        octets, begins, stops, counts = _octets(data), _integers(begins), _integers(stops), _integers(counts)
+        octets, (begins, stops, counts) = _octets(data), _alike(begins, stops, counts)
         edges, values = np.empty(int(counts.sum()) + 1, np.int32), np.empty(len(octets), np.uint8)
         whole = np.empty(len(begins), np.bool_)
         self._unpack(
@@ -93,7 +93,7 @@ class Loops:
         A step is bytes, or a value: a number of bytes, and whether that is the number of bytes of its size,
         big-endian, in front of it. Returns the rows, and the place and the size of each value in each.
         """
-        octets, starts, stops = _octets(data), _integers(starts), _integers(stops)
+        octets, (starts, stops) = _octets(data), _alike(starts, stops)
         kinds = _integers([0 if isinstance(step, bytes) else 2 if step[1] else 1 for step in steps])
         widths = _integers([len(step) if isinstance(step, bytes) else step[0] for step in steps])
         values = int(np.count_nonzero(kinds))
@@ -124,7 +124,7 @@ class Loops:
         because the value has a control character. UTF-8 is not checked. Raises `ValueError` if a value is not
         within `data`, or if all together may need more than `ROOM_SIZE_BYTES_MAX`.
         """
-        octets, starts, sizes = _octets(data), _integers(starts), _integers(sizes)
+        octets, (starts, sizes) = _octets(data), _alike(starts, sizes)
         edges, odd = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
         room = 2 * (int(sizes.sum()) + len(starts))
         if not 0 <= room <= ROOM_SIZE_BYTES_MAX:
@@ -153,7 +153,7 @@ class Loops:
         """
         places = _integers(places)
         kept = [
-            (_octets(source), *((None, None) if part is None else map(_integers, part)))
+            (_octets(source), *((None, None) if part is None else _alike(places, *part)[1:]))
             for source, part in pieces
         ]
         sources, starts, sizes = (
@@ -204,3 +204,10 @@ def _octets(data: bytes | memoryview | npt.NDArray[np.uint8]) -> npt.NDArray[np.
 
 def _integers(numbers: Any) -> _Integers:
     return np.ascontiguousarray(numbers, np.int64)
+
+
+def _alike(*columns: _Integers) -> list[_Integers]:
+    """Return columns for a loop, which reads as many numbers of each. Raises `ValueError` if they differ."""
+    if len({*map(len, columns)}) > 1:
+        raise ValueError(f"columns of different lengths: {[*map(len, columns)]}")
+    return [*map(_integers, columns)]

@@ -13,7 +13,7 @@ from campaign import CAMPAIGN
 from fresh_loops import library
 
 from offload import loops
-from offload.loops import loops_in_use
+from offload.loops import Loops, loops_in_use
 
 ROUNDS = 200_000 if CAMPAIGN else 5_000
 
@@ -37,6 +37,25 @@ def test_all_bytes_of_a_length_count(size: int) -> None:
     )
 
     assert (edges.tolist(), len(values), whole.tolist()) == ([0, size], size, [True])
+
+
+def test_columns_of_different_lengths_are_refused_before_a_loop_reads_beyond_one() -> None:
+    loops, data, one, two = (
+        Loops(library()),
+        np.zeros(9, np.uint8),
+        np.zeros(1, np.int64),
+        np.zeros(2, np.int64),
+    )
+    calls = [
+        lambda: loops.unpack(data.data, two, two, one),
+        lambda: loops.match(data, two, one, [b"a"]),
+        lambda: loops.quote(data, two, one),
+        lambda: loops.join([(data, (two, one))], two, data),
+    ]
+
+    for call in calls:
+        with pytest.raises(ValueError, match="different lengths"):
+            call()
 
 
 @pytest.mark.parametrize(
