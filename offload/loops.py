@@ -1,4 +1,4 @@
-"""The compiled loops of `loops.c`: they unpack entries, match and join rows, and quote text.
+"""The compiled loops of `loops.c`: they unpack entries, match, write and join rows, and quote text.
 
 A wheel for a platform has them as a shared library, which is loaded when it is first needed. Without it, or
 with `OFFLOAD_LOOPS=numpy`, callers take their own way with NumPy, which finds the same.
@@ -14,12 +14,20 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROOM_SIZE_BYTES_MAX", "LoopPiece", "LoopStep", "Loops", "compiled_loops", "loops_in_use"]
+__all__ = [
+    "ROOM_SIZE_BYTES_MAX",
+    "LoopPiece",
+    "LoopStep",
+    "Loops",
+    "Transcribed",
+    "compiled_loops",
+    "loops_in_use",
+]
 
 LIBRARY: Final = Path(__file__).with_name("_loops.so")
 """The library, if this installation has one. The name is the same on all platforms."""
@@ -30,6 +38,29 @@ ROOM_SIZE_BYTES_MAX: Final = 2**31 - 1
 _Integers: TypeAlias = npt.NDArray[np.int64]
 LoopStep: TypeAlias = bytes | tuple[int, bool]
 LoopPiece: TypeAlias = tuple[bytes | memoryview | npt.NDArray[np.uint8], tuple[_Integers, _Integers] | None]
+
+_TEXT, _ASCII, _SIGNED, _UNSIGNED, _TIME, _UUID = range(6)
+_NUMBER_WIDTHS: Final = (1, 2, 4, 8)
+_FORM_WIDTHS: Final = {_SIGNED: _NUMBER_WIDTHS, _UNSIGNED: _NUMBER_WIDTHS, _TIME: (8,), _UUID: (16,)}
+"""The bytes that the values of each form have. A text is behind its size."""
+_FORM_ROOM: Final = {_SIGNED: 20, _UNSIGNED: 20, _TIME: 24, _UUID: 36}
+"""The most bytes of the text of a value, but for texts."""
+_ESCAPE_ROOM: Final = 6
+"""The most bytes of text for a byte that JSON escapes."""
+
+
+class Transcribed(NamedTuple):
+    """The rows that were found and written. All arrays but the last two have a number for each of them."""
+
+    rows: _Integers
+    edges: _Integers
+    """Where the text of each row begins, and where the last one ends."""
+    texts: npt.NDArray[np.uint8]
+    beyond: npt.NDArray[np.bool_]
+    """Which rows have a `TEXT` with bytes that are no ASCII. Whether these are UTF-8 is not known."""
+    places: Sequence[_Integers]
+    """Where the text of each value begins: in `texts`, but for `TEXT` and `ASCII` in the data."""
+    sizes: Sequence[_Integers]
 
 
 class Loops:
@@ -43,15 +74,15 @@ class Loops:
         self._unpack.restype = None
         self._match = library.offload_match
         self._match.argtypes = [
-            pointer,
-            number,
-            *[pointer] * 2,
-            number,
-            *[pointer] * 2,
-            number,
-            *[pointer] * 4,
-        ]
+            pointer, number, *[pointer] * 2, number, *[pointer] * 2, number, *[pointer] * 4,
+        ]  # fmt: skip
         self._match.restype = number
+        self._transcribe = library.offload_transcribe
+        self._transcribe.argtypes = [
+            pointer, number, *[pointer] * 2, number, pointer, number, *[pointer] * 2, number, number,
+            *[pointer] * 5, number, pointer,
+        ]  # fmt: skip
+        self._transcribe.restype = number
         self._quote = library.offload_quote
         self._quote.argtypes = [pointer, number, *[pointer] * 2, number, *[pointer] * 2, number, pointer]
         self._quote.restype = number
@@ -115,35 +146,84 @@ class Loops:
         )
         return found[:count], [each[:count] for each in places], [each[:count] for each in sizes]
 
+    def transcribe(
+        self,
+        data: npt.NDArray[np.uint8],
+        starts: _Integers,
+        stops: _Integers,
+        steps: Sequence[LoopStep],
+        forms: Sequence[int],
+        texts: Sequence[bytes],
+    ) -> Transcribed:
+        """Find rows as `match` does, and write each with its values as text, between these texts.
+
+        There is a form for each value, as `TextForm` counts them, and one text more. A row whose value has no
+        text in its form is not found. Raises `ValueError` for a size that a form does not have.
+        """
+        octets, (starts, stops) = _octets(data), _alike(starts, stops)
+        found, beyond = np.empty(len(starts), np.int64), np.empty(len(starts) + 1, np.bool_)
+        places, sizes = np.empty((2, len(forms), len(starts)), np.int64)
+        edges, script = np.empty(len(starts) + 1, np.int64), _script(steps, forms, texts)
+        fixed = sum(map(len, texts)) + sum(_FORM_ROOM.get(form, 0) for form in forms)
+        for room in _rooms(starts, stops - starts, len(octets), fixed):
+            out = np.empty(room, np.uint8)
+            count = self._transcribe(
+                octets.ctypes.data,
+                len(octets),
+                starts.ctypes.data,
+                stops.ctypes.data,
+                len(starts),
+                script.ctypes.data,
+                len(steps),
+                b"".join(step for step in steps if isinstance(step, bytes)),
+                b"".join(texts),
+                len(texts[0]),
+                fixed,
+                found.ctypes.data,
+                places.ctypes.data,
+                sizes.ctypes.data,
+                edges.ctypes.data,
+                out.ctypes.data,
+                room,
+                beyond.ctypes.data,
+            )
+            if count >= 0:
+                break
+        return Transcribed(
+            found[:count],
+            edges[: count + 1],
+            out[: int(edges[count])],
+            beyond[:count],
+            [each[:count] for each in places],
+            [each[:count] for each in sizes],
+        )
+
     def quote(
         self, data: npt.NDArray[np.uint8], starts: _Integers, sizes: _Integers
     ) -> tuple[_Integers, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-        """Write values as strings of JSON: between quotes, and quotes and backslashes behind a backslash.
+        """Write values as strings of JSON.
 
-        Returns the edges of the strings, the strings behind each other, and which of them mean nothing,
-        because the value has a control character. UTF-8 is not checked. Raises `ValueError` if a value is not
-        within `data`, or if all together may need more than `ROOM_SIZE_BYTES_MAX`.
+        Returns the edges of the strings, the strings behind each other, and which of them have bytes that are
+        no ASCII: whether these are UTF-8 is not known. Raises `ValueError` if a value is not within `data`.
         """
         octets, (starts, sizes) = _octets(data), _alike(starts, sizes)
-        edges, odd = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
-        room = 2 * (int(sizes.sum()) + len(starts))
-        if not 0 <= room <= ROOM_SIZE_BYTES_MAX:
-            raise ValueError(f"{room} bytes of text in one array")
-        out = np.empty(room, np.uint8)
-        written = self._quote(
-            octets.ctypes.data,
-            len(octets),
-            starts.ctypes.data,
-            sizes.ctypes.data,
-            len(starts),
-            edges.ctypes.data,
-            out.ctypes.data,
-            len(out),
-            odd.ctypes.data,
-        )
-        if written != len(starts):
-            raise ValueError(f"value {written} is not within the data")
-        return edges, out[: int(edges[-1])], odd
+        edges, beyond = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
+        for room in _rooms(starts, sizes, len(octets), 2):
+            out = np.empty(room, np.uint8)
+            written = self._quote(
+                octets.ctypes.data,
+                len(octets),
+                starts.ctypes.data,
+                sizes.ctypes.data,
+                len(starts),
+                edges.ctypes.data,
+                out.ctypes.data,
+                room,
+                beyond.ctypes.data,
+            )
+            if written == len(starts):
+                return edges, out[: int(edges[-1])], beyond
+        raise ValueError(f"value {written} is not within the data")
 
     def join(self, pieces: Sequence[LoopPiece], places: _Integers, out: npt.NDArray[np.uint8]) -> None:
         """Write rows that are made of these pieces, one behind the other: row k at `places[k]` of `out`.
@@ -196,6 +276,30 @@ def _loaded() -> tuple[Loops | None, str]:
         return Loops(LIBRARY), "compiled"
     except (OSError, AttributeError) as error:
         return None, f"NumPy: {LIBRARY.name} cannot be loaded: {error}"
+
+
+def _rooms(starts: _Integers, sizes: _Integers, most: int, fixed: int) -> tuple[int, int]:
+    """Return the bytes that rows of these texts mostly need, and need at most. The data has `most` bytes."""
+    is_within = (starts >= 0) & (sizes >= 0) & (starts <= most) & (sizes <= most - starts)
+    sizes = sizes if is_within.all() else sizes[is_within]
+    total, largest, fixed = int(sizes.sum()), int(sizes.max(initial=0)), fixed * len(starts)
+    # The kernel clears new memory. So the first number is little more than what most rows need.
+    return fixed + total + total // 4 + _ESCAPE_ROOM * largest, fixed + _ESCAPE_ROOM * total
+
+
+def _script(steps: Sequence[LoopStep], forms: Sequence[int], texts: Sequence[bytes]) -> _Integers:
+    """Return the four numbers of each step. Raises `ValueError` for a size that a form does not have."""
+    script, values = list[tuple[int, int, int, int]](), zip(forms, texts[1:], strict=True)
+    for step in steps:
+        if isinstance(step, bytes):
+            script.append((0, len(step), 0, 0))
+            continue
+        (width, is_sized), (form, behind) = step, next(values)
+        is_text = form in (_TEXT, _ASCII)
+        if not (is_sized if is_text else not is_sized and width in _FORM_WIDTHS.get(form, ())):
+            raise ValueError(f"a value of {width} bytes in form {form}")
+        script.append((2 if is_sized else 1, width, form, len(behind)))
+    return _integers(script)
 
 
 def _octets(data: bytes | memoryview | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

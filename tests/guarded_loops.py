@@ -7,16 +7,27 @@ A read beyond the bytes ends the process by a signal. Every answer is compared w
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
+import math
 import mmap
 import random
+import struct
 import sys
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 
+import offload.loops
+from offload.formats.texts import TextForm
 from offload.loops import Loops
+from offload.model.position import iso_of
 
+CANARY, CANARY_SIZE_BYTES = 0xA5, 1024
+MOMENTS = (1_700_000_000_123, -62_135_596_800_000, 253_402_300_799_999, 253_402_300_800_000)
 EDGES = (0, 1, 2, 3, 4, 5, 8, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 FAR = (-(2**63), -(2**40), -5, -1, 2**31, 2**40, 2**63 - 1)
 
@@ -29,6 +40,29 @@ def guarded() -> tuple[mmap.mmap, int]:
     library = ctypes.CDLL(None, use_errno=True)
     assert library.mprotect(ctypes.c_void_p(begin + size), ctypes.c_size_t(size), 0) == 0
     return memory, size
+
+
+class Canaries:
+    """NumPy for `offload.loops`, with bytes behind each array of bytes that nobody may write."""
+
+    def __init__(self) -> None:
+        self._made = list[np.ndarray[Any, Any]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """Return an array as `numpy.empty` does."""
+        if dtype is not np.uint8:
+            return np.empty(shape, dtype)
+        self._made.append(np.full(shape + CANARY_SIZE_BYTES, CANARY, np.uint8))
+        return self._made[-1][:shape]
+
+    def check(self) -> None:
+        """Check the bytes behind all arrays since the last call."""
+        for whole in self._made:
+            assert (whole[-CANARY_SIZE_BYTES:] == CANARY).all()
+        self._made.clear()
 
 
 def odd_bytes(draw: random.Random) -> tuple[bytes, int]:
@@ -95,9 +129,114 @@ def plain_match(data: bytes, starts: list[int], stops: list[int], steps: list[St
     return found
 
 
-def plain_quote(value: bytes) -> bytes:
-    """Return a value as a string of JSON, if it has no control character."""
-    return b'"' + value.replace(b"\\", rb"\\").replace(b'"', rb"\"") + b'"'
+def plain_text(value: bytes) -> bytes:
+    """Return bytes as JSON has them between quotes. Those that are no ASCII stay."""
+    return json.dumps(value.decode("latin-1"), ensure_ascii=False)[1:-1].encode("latin-1")
+
+
+def plain_value(form: TextForm, value: bytes) -> bytes | None:
+    """Return the text of a value in this form; None if it has none."""
+    match form:
+        case TextForm.TEXT:
+            return plain_text(value)
+        case TextForm.ASCII:
+            return plain_text(value) if value.isascii() else None
+        case TextForm.UUID:
+            return str(UUID(bytes=value)).encode()
+        case TextForm.TIME_MS:
+            text = iso_of(int.from_bytes(value, "big", signed=True)).encode()
+            return None if text.startswith(b"@") else text
+        case TextForm.FLOAT:
+            number = struct.unpack(">f" if len(value) == 4 else ">d", value)[0]
+            return repr(number).encode() if math.isfinite(number) else None
+        case TextForm.BINARY:
+            return b'{"encoding":"base64","value":"%s"}' % base64.b64encode(value)
+    return str(int.from_bytes(value, "big", signed=form is TextForm.SIGNED)).encode()
+
+
+Row = tuple[int, bytes, bool, list[bytes]]
+"""A row that was found: its number, its text, if it has text that is no ASCII, and the text of each value."""
+
+
+def plain_transcript(
+    data: bytes,
+    starts: list[int],
+    stops: list[int],
+    steps: list[Step],
+    forms: list[TextForm],
+    texts: list[bytes],
+) -> list[Row]:
+    """Write rows as the compiled loop promises."""
+    rows = list[Row]()
+    for row, *numbers in plain_match(data, starts, stops, steps):
+        raw = [data[at : at + size] for at, size in zip(numbers[::2], numbers[1::2], strict=True)]
+        written = [plain_value(form, value) for form, value in zip(forms, raw, strict=True)]
+        values = [value for value in written if value is not None]
+        if len(values) < len(forms):
+            continue
+        text = texts[0] + b"".join(each for pair in zip(values, texts[1:], strict=True) for each in pair)
+        beyond = any(
+            form is TextForm.TEXT and not value.isascii() for form, value in zip(forms, raw, strict=True)
+        )
+        is_text = [form in (TextForm.TEXT, TextForm.ASCII) for form in forms]
+        rows.append(
+            (
+                row,
+                text,
+                beyond,
+                [*map(lambda raw, is_text, text: raw if is_text else text, raw, is_text, values)],
+            )
+        )
+    return rows
+
+
+def check_transcribe(loops: Loops, draw: random.Random, view: memoryview, told: object) -> None:
+    """Write rows of values that mostly fit, and mostly end where the data does."""
+    steps, forms, content = list[Step](), list[TextForm](), b""
+    alphabet = draw.choice([b"\x01", b'\\"\x1f\x00\n azZ09\x7f'])
+    for _ in range(draw.randrange(5)):
+        form = draw.choice([None, *TextForm][:-2])
+        if form is None:
+            literal = draw.randbytes(draw.randrange(1, 30))
+            steps.append(literal)
+            at = draw.randrange(len(literal)) if draw.random() < 0.2 else len(literal)
+            content += literal[:at] + b"?" * (at < len(literal)) + literal[at + 1 :]
+            continue
+        forms.append(form)
+        if form in (TextForm.TEXT, TextForm.ASCII):
+            value = bytes(draw.choice(alphabet) for _ in range(draw.randrange(30)))
+            value += b"\xc3\xa9" if draw.random() < 0.2 else b""
+            width, length = draw.choice([1, 4]), len(value) if draw.random() < 0.9 else draw.randrange(256)
+            content += length.to_bytes(width, "big") + value
+            steps.append((width, True))
+            continue
+        width = {TextForm.UUID: 16, TextForm.TIME_MS: 8}.get(form, draw.choice([1, 2, 4, 8]))
+        steps.append((width, False))
+        content += (
+            draw.choice([*MOMENTS, draw.randrange(-(2**63), 2**63)])
+            .to_bytes(8, "big", signed=True)[-width:]
+            .rjust(width, b"\xff")
+        )
+    content = content[-len(view) :] if content else b""
+    view[len(view) - len(content) :] = content
+    texts = [draw.randbytes(draw.randrange(20)) for _ in range(len(forms) + 1)]
+    first, size = len(view) - len(content), len(view)
+    rows = draw.randrange(9)
+    starts = [first if draw.random() < 0.7 else odd(draw, size) for _ in range(rows)]
+    stops = [size if draw.random() < 0.8 else odd(draw, size) for _ in range(rows)]
+    octets = np.frombuffer(view, np.uint8)
+    found = loops.transcribe(octets, np.array(starts), np.array(stops), steps, forms, texts)
+    expected = plain_transcript(bytes(view), starts, stops, steps, forms, texts)
+    got = list[Row]()
+    for at, row in enumerate(found.rows.tolist()):
+        sources = [octets if form in (TextForm.TEXT, TextForm.ASCII) else found.texts for form in forms]
+        own = [
+            source[places[at] : places[at] + sizes[at]].tobytes()
+            for source, places, sizes in zip(sources, found.places, found.sizes, strict=True)
+        ]
+        text = found.texts[found.edges[at] : found.edges[at + 1]].tobytes()
+        got.append((row, text, bool(found.beyond[at]), own))
+    assert got == expected, (told, starts, stops, steps, forms, texts)
 
 
 def check_match(loops: Loops, draw: random.Random, data: bytes, view: memoryview, told: object) -> None:
@@ -123,22 +262,25 @@ def check_match(loops: Loops, draw: random.Random, data: bytes, view: memoryview
     assert got == plain_match(data, starts, stops, steps), (told, starts, stops, steps)
 
 
-def check_quote(loops: Loops, draw: random.Random, told: object) -> None:
-    """Quote values of bytes that JSON escapes, mostly."""
-    data = bytes(draw.choice(b'\\"\x1f\x00 a\xc3') for _ in range(draw.randrange(12)))
-    rows = draw.randrange(4)
+def check_quote(loops: Loops, draw: random.Random, view: memoryview, told: object) -> None:
+    """Quote values of bytes that JSON escapes, mostly, up to the end of the data."""
+    alphabet = draw.choice([b"\x01", b'\\"\x1f\x00\n abc\xc3'])
+    data = bytes(draw.choice(alphabet) for _ in range(draw.randrange(40)))
+    view[len(view) - len(data) :] = data
+    view = view[len(view) - len(data) :]
+    rows = draw.randrange(9)
     starts, sizes = near(draw, data, rows), near(draw, data, rows)
     is_within = all(a >= 0 and b >= 0 and a + b <= len(data) for a, b in zip(starts, sizes, strict=True))
     try:
-        edges, out, is_odd = loops.quote(np.frombuffer(data, np.uint8), np.array(starts), np.array(sizes))
+        edges, out, is_beyond = loops.quote(np.frombuffer(view, np.uint8), np.array(starts), np.array(sizes))
     except ValueError:
         assert not is_within, told
         return
     assert is_within, told
     for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         value = data[start : start + size]
-        assert is_odd[row] == any(byte < 32 for byte in value), told
-        assert out[edges[row] : edges[row + 1]].tobytes() == plain_quote(value), told
+        assert is_beyond[row] == (not value.isascii()), told
+        assert out[edges[row] : edges[row + 1]].tobytes() == b'"' + plain_text(value) + b'"', told
 
 
 Part = tuple[list[int], list[int]] | None
@@ -161,6 +303,7 @@ def main() -> None:
     """Run so many rounds."""
     loops, rounds = Loops(Path(sys.argv[1])), int(sys.argv[2])
     memory, page = guarded()
+    canaries = offload.loops.np = Canaries()  # type: ignore[assignment]
     for seed in range(rounds):
         draw = random.Random(seed)
         data, entries = odd_bytes(draw)
@@ -180,7 +323,10 @@ def main() -> None:
         assert got == plain_unpack(data, begins, stops, counts), (seed, data, begins, stops, counts)
 
         check_match(loops, draw, data, view, (seed, data))
-        check_quote(loops, draw, seed)
+        canaries.check()
+        check_quote(loops, draw, memoryview(memory)[:page], seed)
+        check_transcribe(loops, draw, memoryview(memory)[:page], seed)
+        canaries.check()
         rows, room = draw.randrange(4), draw.randrange(20)
         sources = [view, *[draw.randbytes(draw.randrange(4)) for _ in range(draw.randrange(3))]]
         parts = [

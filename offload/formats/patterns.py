@@ -48,12 +48,22 @@ class Pattern:
 
     steps: Sequence[PatternStep]
 
+    @property
+    def values(self) -> Sequence[PatternValue]:
+        """The steps that are values."""
+        return [step for step in self.steps if isinstance(step, PatternValue)]
+
+    @property
+    def loop_steps(self) -> Sequence[LoopStep]:
+        """The steps, as the compiled loops take them."""
+        return [step if isinstance(step, bytes) else (step.width, step.is_sized) for step in self.steps]
+
     def find(self, data: Bytes, starts: Integers, stops: Integers) -> PatternMatch:
         """Return the rows that are made of the steps, from their start to their stop, and of nothing else."""
         loops = compiled_loops()
         if loops is None:
             return self._side_by_side(data, starts, stops)
-        return PatternMatch(*loops.match(data, starts, stops, [*map(_loop_step, self.steps)]))
+        return PatternMatch(*loops.match(data, starts, stops, self.loop_steps))
 
     def _side_by_side(self, data: Bytes, starts: Integers, stops: Integers) -> PatternMatch:
         rows, at = np.flatnonzero((starts >= 0) & (starts <= stops) & (stops <= len(data))), starts
@@ -97,7 +107,3 @@ def windows_at(data: Bytes, at: Integers, width: int) -> npt.NDArray[np.void]:
     if not len(windows) or not len(at):
         return np.zeros(len(at), f"V{width}")
     return windows[at] if int(at.max()) < len(windows) else windows[np.minimum(at, len(windows) - 1)]
-
-
-def _loop_step(step: PatternStep) -> LoopStep:
-    return step if isinstance(step, bytes) else (step.width, step.is_sized)

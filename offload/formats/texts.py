@@ -6,18 +6,47 @@ Each function returns what the Python function of its docstring returns for one 
 from __future__ import annotations
 
 import base64
+from enum import IntEnum
 from json.encoder import encode_basestring
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from offload.formats.pieces import RowBuilder, ValuePool, column_of
-from offload.loops import ROOM_SIZE_BYTES_MAX, Loops, compiled_loops
+from offload.loops import Loops, compiled_loops
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Integers
 
-__all__ = ["broken_rows", "integer_texts", "json_strings", "odd_rows", "timestamp_texts", "uuid_texts"]
+__all__ = [
+    "TextForm",
+    "broken_rows",
+    "have_dates",
+    "integer_texts",
+    "json_strings",
+    "odd_rows",
+    "timestamp_texts",
+    "uuid_texts",
+]
+
+
+class TextForm(IntEnum):
+    """How a value is written as text. The numbers are those of `loops.c`."""
+
+    TEXT = 0
+    """As JSON has it between quotes."""
+    ASCII = 1
+    """The same, for bytes that must be ASCII."""
+    SIGNED = 2
+    UNSIGNED = 3
+    TIME_MS = 4
+    """As ISO 8601, from milliseconds since 1970."""
+    UUID = 5
+    FLOAT = 6
+    """As JSON has a finite number."""
+    BINARY = 7
+    """As an object of JSON with the value in base64."""
+
 
 _GROUP: Final = 10_000
 _DIGITS: Final = np.array([b"%04d" % number for number in range(_GROUP)]).view(np.uint8).reshape(-1, 4)
@@ -44,6 +73,12 @@ _NO_ROWS: Final = np.zeros(0, np.int64)
 
 def integer_texts(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> ValuePool:
     """Return `str` of each."""
+    form = TextForm.UNSIGNED if values.dtype == np.uint64 else TextForm.SIGNED
+    found = _by_loop(values, form)
+    return _integers_by_numpy(values) if found is None else found
+
+
+def _integers_by_numpy(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> ValuePool:
     negative = values < 0
     # The magnitude of the smallest integer has no signed form.
     magnitude = values.astype(np.uint64)
@@ -74,11 +109,31 @@ def timestamp_texts(values_ms: Integers) -> ValuePool:
     """Return `iso_of` of each."""
     if not len(values_ms):
         return ValuePool(np.zeros(0, np.uint8), _NO_ROWS, _NO_ROWS)
+    found = _by_loop(values_ms, TextForm.TIME_MS)
+    return _timestamps_by_numpy(values_ms) if found is None else found
+
+
+def have_dates(values_ms: Integers) -> npt.NDArray[np.bool_]:
+    """Return which timestamps are in the years 1 to 9999."""
+    return (values_ms >= _FIRST_MS) & (values_ms < _END_MS)
+
+
+def _by_loop(values: npt.NDArray[Any], form: TextForm) -> ValuePool | None:
+    """Return the text of each number; None if there is no loop, or a number has no text in this form."""
+    loops = compiled_loops()
+    if loops is None:
+        return None
+    octets, starts = values.astype(f">{values.dtype.kind}8").view(np.uint8), np.arange(len(values)) * 8
+    found = loops.transcribe(octets, starts, starts + 8, [(8, False)], [form], [b"", b""])
+    return ValuePool.of(ByteColumn(found.edges, found.texts)) if len(found.rows) == len(values) else None
+
+
+def _timestamps_by_numpy(values_ms: Integers) -> ValuePool:
     # Timestamps of messages repeat: equal ones in a row share a text.
     begins = np.flatnonzero(np.concatenate([[True], values_ms[1:] != values_ms[:-1]]))
     distinct = values_ms[begins]
     runs = np.diff(np.append(begins, len(values_ms)))
-    if int(distinct.min()) < _FIRST_MS or int(distinct.max()) >= _END_MS:
+    if not have_dates(distinct).all():
         pool = ValuePool.of(ByteColumn.of([iso_of(value).encode() for value in distinct.tolist()]))
     else:
         texts = _dates(distinct)
@@ -133,8 +188,7 @@ def json_strings(values: ValuePool) -> ByteColumn:
     if not count:
         return ByteColumn(np.zeros(1, np.int64), np.zeros(0, np.uint8))
     loops = compiled_loops()
-    is_loop = loops is not None and 2 * (int(values.sizes.sum()) + count) <= ROOM_SIZE_BYTES_MAX
-    strings, odd = _quoted_by_loop(loops, values) if loops and is_loop else _quoted_by_numpy(values)
+    strings, odd = _quoted_by_numpy(values) if loops is None else _quoted_by_loop(loops, values)
     if not len(odd):
         return strings
     texts = ByteColumn.of([_json_string(value) for value in _listed(values.of_rows(odd))])
@@ -148,9 +202,9 @@ def json_strings(values: ValuePool) -> ByteColumn:
 
 def _quoted_by_loop(loops: Loops, values: ValuePool) -> tuple[ByteColumn, Integers]:
     """Return values as JSON strings, and the rows for which they are wrong."""
-    edges, quoted, is_odd = loops.quote(values.data, values.starts, values.sizes)
+    edges, quoted, is_beyond = loops.quote(values.data, values.starts, values.sizes)
     strings = ByteColumn(edges, quoted)
-    return strings, np.union1d(np.flatnonzero(is_odd), broken_rows(strings))
+    return strings, broken_rows(strings) if is_beyond.any() else _NO_ROWS
 
 
 def _quoted_by_numpy(values: ValuePool) -> tuple[ByteColumn, Integers]:

@@ -120,16 +120,14 @@ class AmqpColumns:
     def _block(self, records: RecordBytes, names: Sequence[str]) -> dict[str, ByteColumn | HeaderColumn]:
         return _Block(self, records, names).columns()
 
-    def sections(
-        self, section: int, data: Bytes, places: SectionPlaces, rows: Integers, *, makes_json: bool
-    ) -> _Sections:
+    def sections(self, section: int, data: Bytes, places: SectionPlaces, rows: Integers) -> _Sections:
         """Find what these rows have in their sections of one kind."""
         found = _Sections([], [], [], [])
         known = self._templates[section]
         for template in [*reversed(known.values())]:
             if not len(rows):
                 return found
-            rows = self._matched(found, section, template, data, places, rows, makes_json=makes_json)
+            rows = self._matched(found, section, template, data, places, rows)
         for _ in range(LEARNED_MAX):
             if len(rows) < LEARN_MIN:
                 break
@@ -141,7 +139,7 @@ class AmqpColumns:
             if len(known) > TEMPLATES_MAX:
                 del known[next(iter(known))]
             before = len(rows)
-            rows = self._matched(found, section, new, data, places, rows, makes_json=makes_json)
+            rows = self._matched(found, section, new, data, places, rows)
             if len(rows) == before:
                 break
         starts, ends = places.starts[section][rows], places.ends[section][rows]
@@ -162,18 +160,12 @@ class AmqpColumns:
         data: Bytes,
         places: SectionPlaces,
         rows: Integers,
-        *,
-        makes_json: bool,
     ) -> Integers:
         """Return the rows that the template does not fit."""
-        match = template.match(
-            data,
-            rows,
-            places.starts[section][rows],
-            places.ends[section][rows],
-            places.codes[section][rows],
-            makes_json=makes_json,
-        )
+        columns = places.starts[section], places.ends[section], places.codes[section]
+        if len(rows) < len(columns[0]):
+            columns = columns[0][rows], columns[1][rows], columns[2][rows]
+        match = template.match(data, rows, *columns)
         if match is None:
             return rows
         found.matches.append(match)
@@ -264,11 +256,12 @@ class _Block:
         return {name: self._column(name) for name in self._names}
 
     def _is_raw(self) -> npt.NDArray[np.bool_]:
-        empty: npt.NDArray[np.bool_] = self._records.sizes == 0
-        if not len(self._data):
-            return empty
-        empty |= self._data[np.minimum(self._records.starts, len(self._data) - 1)] != 0
-        return empty
+        rows = np.flatnonzero(~self._places.plain)
+        raw = np.zeros(self._count, np.bool_)
+        raw[rows] = self._records.sizes[rows] == 0
+        if len(rows) and len(self._data):
+            raw[rows] |= self._data[np.minimum(self._records.starts[rows], len(self._data) - 1)] != 0
+        return raw
 
     def _check(self, checked: npt.NDArray[np.bool_], good: npt.NDArray[np.bool_]) -> None:
         """Parse all sections of some rows. Set `good` to False for those that are damaged."""
@@ -277,12 +270,10 @@ class _Block:
         if len(texts):
             pool = ValuePool(self._data, places.bodies[texts], places.body_sizes[texts])
             good[texts[broken_rows(column_of([pool, b" "], len(texts)))]] = False
-        wanted = {SECTION_COLUMNS.get(name) for name in self._names}
         for section in places.starts:
             rows = np.flatnonzero(checked & (places.ends[section] > 0))
             if len(rows):
-                makes_json = section in wanted
-                found = self._parser.sections(section, self._data, places, rows, makes_json=makes_json)
+                found = self._parser.sections(section, self._data, places, rows)
                 self._found[section] = found
                 good[found.damaged] = False
 
@@ -322,7 +313,6 @@ class _Block:
             return self._merged([], slow, rest=_EMPTY_JSON)
         groups: list[tuple[Integers | None, RowPiece]] = []
         for match in self._matches(found):
-            assert match.json is not None
             if len(match.rows) == self._count:
                 return match.json
             groups.append((match.rows, ValuePool.of(match.json)))

@@ -132,12 +132,14 @@ def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
         match = Pattern(steps).find(records.data, starts, stops)
         is_all = rows is None and len(match.rows) == len(records)
         where = slice(None) if is_all else match.rows if rows is None else rows[match.rows]
-        at, values = starts[match.rows], zip(match.places, match.sizes, strict=True)
+        at, values = starts if is_all else starts[match.rows], zip(match.places, match.sizes, strict=True)
         for section, code, width in heads:
             content, sizes = next(values) if width else (at + _HEAD_SIZE_BYTES, np.zeros_like(at))
             _set(found, where, section, code, at, content, sizes)
             at = content + sizes
         found.plain[where] = True
+        if is_all:
+            return match.rows[:0]
         rows = np.delete(np.arange(len(records)) if rows is None else rows, match.rows)
     return rows
 

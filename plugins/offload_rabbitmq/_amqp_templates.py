@@ -10,7 +10,6 @@ A text that JSON must escape, or that is no UTF-8, does not fit.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.formats.patterns import Pattern, PatternMatch, PatternValue, windows_at, words_at
-from offload.formats.pieces import RowPiece, ValuePool, column_of
-from offload.formats.texts import broken_rows, integer_texts, json_strings, timestamp_texts, uuid_texts
+from offload.formats.patterns import Pattern, PatternValue
+from offload.formats.pieces import RowPiece
+from offload.formats.texts import TextForm
+from offload.formats.transcripts import Transcriber, Transcript
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 from offload_rabbitmq._amqp_json import to_jsonable
 from offload_rabbitmq._amqp_sections import ANNOTATIONS, APPLICATION, PROPERTIES
@@ -39,21 +39,19 @@ _HEAD_SIZE_BYTES: Final = 4
 _SIZES: Final = (0, 1, 2, 4, 8, 16)
 """The bytes of a value whose constructor is 0x4., 0x5., and so on to 0x9."""
 
-_INTEGERS: Final = {
-    0x50: "u1", 0x51: "i1", 0x52: "u1", 0x53: "u1", 0x54: "i1", 0x55: "i1", 0x60: ">u2", 0x61: ">i2",
-    0x70: ">u4", 0x71: ">i4", 0x80: ">u8", 0x81: ">i8",
-}  # fmt: skip
-_FLOATS: Final = {0x72: ">f4", 0x82: ">f8"}
-_TIMESTAMP, _UUID = 0x83, 0x98
-_TEXTS: Final = (0xA1, 0xB1, 0xA3, 0xB3)
-_SYMBOLS: Final = (0xA3, 0xB3)
-_BINARIES: Final = (0xA0, 0xB0)
-_QUOTED: Final = (*_TEXTS, _TIMESTAMP, _UUID)
-_FIELDS: Final = frozenset((*_INTEGERS, *_FLOATS, *_QUOTED, *_BINARIES))
-"""The constructors of values that may differ between the sections of a template."""
+_FORMS: Final = (
+    dict.fromkeys((0x50, 0x52, 0x53, 0x60, 0x70, 0x80), TextForm.UNSIGNED)
+    | dict.fromkeys((0x51, 0x54, 0x55, 0x61, 0x71, 0x81), TextForm.SIGNED)
+    | dict.fromkeys((0x72, 0x82), TextForm.FLOAT)
+    | dict.fromkeys((0xA1, 0xB1), TextForm.TEXT)
+    | dict.fromkeys((0xA3, 0xB3), TextForm.ASCII)
+    | dict.fromkeys((0xA0, 0xB0), TextForm.BINARY)
+    | {0x83: TextForm.TIME_MS, 0x98: TextForm.UUID}
+)
+"""The constructors of values that may differ between the sections of a template, and how each is written."""
 
-_FIRST_MS, _END_MS = -62_135_596_800_000, 253_402_300_800_000
-"""Timestamps outside of the years 1 to 9999 are no text in JSON."""
+_TEXTS: Final = (0xA1, 0xB1, 0xA3, 0xB3)
+_QUOTED: Final = (*_TEXTS, 0x83, 0x98)
 
 Slot: TypeAlias = bytes | int | None
 """The text of a value: the same in all sections, or that of the field of this number. None is no value."""
@@ -83,91 +81,49 @@ class SectionMatch:
 
     rows: Integers
     template: Template
-    texts: Sequence[ValuePool]
-    """The text of each field."""
-    json: ByteColumn | None
-    """The sections as JSON, if it was made."""
+    found: Transcript
+
+    @property
+    def json(self) -> ByteColumn:
+        """The sections as JSON."""
+        return self.found.column
 
     def piece(self, slot: bytes | int) -> RowPiece:
         """Return the text of a value in each row."""
-        return slot if isinstance(slot, bytes) else self.texts[slot]
+        return slot if isinstance(slot, bytes) else self.found.values[slot]
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> SectionMatch:
         """Return the rows that a mask chooses."""
-        at = np.flatnonzero(chosen)
-        rows = None
-        if self.json is not None:
-            pool = ValuePool.of(self.json).of_rows(at)
-            rows = column_of([pool], len(at))
-        return SectionMatch(self.rows[at], self.template, [text.of_rows(at) for text in self.texts], rows)
+        return SectionMatch(self.rows[chosen], self.template, self.found.of(chosen))
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The pattern of a section."""
+    """What the sections of many messages have in common."""
 
     code: int
     """The constructor of the section's value: a list or a map."""
     structure: tuple[object, ...]
     variable: frozenset[int]
     """Which values differ, by their index among the values."""
-    pattern: Pattern
-    """The content of the section behind its size."""
-    fields: Sequence[int]
-    """The constructor of each value of the pattern."""
-    skeleton: Sequence[bytes | int]
-    """The JSON: bytes, and numbers of fields. Fields that are text are between quotes."""
+    transcriber: Transcriber
+    """The content of the section behind its size, and its JSON. Values are fields, by their number."""
     has_key: bool
     key: Slot
     headers: Sequence[tuple[bytes, bytes | int]]
 
     def match(
-        self, data: Bytes, rows: Integers, starts: Integers, ends: Integers, codes: Bytes, *, makes_json: bool
+        self, data: Bytes, rows: Integers, starts: Integers, ends: Integers, codes: Bytes
     ) -> SectionMatch | None:
         """Return the rows whose sections fit; None if none does. All arguments but `data` are by row."""
         width = 4 if self.code >= 0xD0 else 0 if self.code == 0x45 else 1
         alike = codes == self.code
         if not alike.all():
             rows, starts, ends = rows[alike], starts[alike], ends[alike]
-        found = self.pattern.find(data, starts + (_HEAD_SIZE_BYTES + width), ends)
+        found = self.transcriber.find(data, starts + (_HEAD_SIZE_BYTES + width), ends)
         if not len(found.rows):
             return None
-        if len(found.rows) < len(rows):
-            rows = rows[found.rows]
-        return self._rendered(data, rows, found, makes_json=makes_json)
-
-    def _rendered(
-        self,
-        data: Bytes,
-        rows: Integers,
-        found: PatternMatch,
-        *,
-        makes_json: bool,
-    ) -> SectionMatch | None:
-        fields = self.fields
-        good = np.ones(len(rows), np.bool_)
-        texts = [
-            _texts(data, code, places, sizes, good)
-            for code, places, sizes in zip(fields, found.places, found.sizes, strict=True)
-        ]
-        checked = [number for number, code in enumerate(fields) if code in _TEXTS]
-        # Without JSON, texts are joined to be checked alone.
-        skeleton = self.skeleton if makes_json else [part for each in checked for part in (each, b'"')]
-        column = column_of([part if isinstance(part, bytes) else texts[part] for part in skeleton], len(rows))
-        if checked and not _is_printed_ascii(column):
-            good[broken_rows(column)] = False
-            if any(fields[number] in _SYMBOLS for number in checked):
-                _judge_symbols(column, good)
-        if makes_json and checked and _has_escapes(column, skeleton):
-            escaped = {number: _escaped(texts[number]) for number in checked}
-            pieces = [
-                part if isinstance(part, bytes) else escaped.get(part, texts[part]) for part in skeleton
-            ]
-            column = column_of(pieces, len(rows))
-        match = SectionMatch(rows, self, texts, column if makes_json else None)
-        if good.all():
-            return match
-        return match.of(good) if good.any() else None
+        return SectionMatch(rows if len(found.rows) == len(rows) else rows[found.rows], self, found)
 
 
 def learned(
@@ -187,7 +143,7 @@ def learned(
     variable = set(before.variable if before is not None else ())
     for number, value in enumerate(first.values):
         if any(read.values[number] != value for read, _ in alike):
-            if value[0] not in _FIELDS:
+            if value[0] not in _FORMS:
                 return None
             variable.add(number)
     return _template(section, first, message, frozenset(variable))
@@ -253,34 +209,35 @@ def _template(section: int, read: _Read, message: AmqpMessage, variable: frozens
     if section in (ANNOTATIONS, APPLICATION) and len(names) != len(read.values):
         return None
     slots: dict[str, Slot] = {}
-    skeleton: list[bytes | int] = [b"{"]
+    # A section without a column is written as well, because that checks its texts.
+    texts = [b""] + [b'"'] * len(numbers)
     if section in (PROPERTIES, ANNOTATIONS, APPLICATION):
+        texts = [b"{"]
         jsonable = to_jsonable(fields)
         for number, name in enumerate(names[: len(read.values)]):
             if name not in jsonable:
                 continue
             comma = b"," if slots else b""
-            skeleton[-1] = _bytes(skeleton[-1]) + comma + compact_json(name) + b":"
+            texts[-1] += comma + compact_json(name) + b":"
             if number in numbers:
                 quote = b'"' if read.values[number][0] in _QUOTED else b""
-                skeleton[-1] = _bytes(skeleton[-1]) + quote
-                skeleton += [numbers[number], quote]
+                texts[-1] += quote
+                texts.append(quote)
                 slots[name] = numbers[number]
             else:
-                skeleton[-1] = _bytes(skeleton[-1]) + compact_json(jsonable[name])
+                texts[-1] += compact_json(jsonable[name])
                 slots[name] = None if jsonable[name] is None else as_bytes(jsonable[name])
-        skeleton[-1] = _bytes(skeleton[-1]) + b"}"
-        # The check of the texts counts bytes that are no ASCII, so there must be none beside them.
-        if numbers and not all(piece.isascii() for piece in skeleton if isinstance(piece, bytes)):
-            return None
+        texts[-1] += b"}"
     key_name = {ANNOTATIONS: ROUTING_KEY, PROPERTIES: _SUBJECT}.get(section, "")
     return Template(
         code=read.structure[0] if isinstance(read.structure[0], int) else 0,
         structure=read.structure,
         variable=variable,
-        pattern=Pattern([step if isinstance(step, bytes) else _value_of(step) for step in steps]),
-        fields=[step for step in steps if isinstance(step, int)],
-        skeleton=skeleton,
+        transcriber=Transcriber(
+            Pattern([step if isinstance(step, bytes) else _value_of(step) for step in steps]),
+            [_FORMS[step] for step in steps if isinstance(step, int)],
+            texts,
+        ),
         has_key=key_name in slots,
         key=slots.get(key_name),
         headers=[(name.encode(), as_bytes(None) if slot is None else slot) for name, slot in slots.items()]
@@ -304,55 +261,3 @@ def _value_of(code: int) -> PatternValue:
     if code >= 0xA0:
         return PatternValue(1 if code < 0xB0 else 4, is_sized=True)
     return PatternValue(_SIZES[(code >> 4) - 4])
-
-
-def _texts(
-    data: Bytes, code: int, starts: Integers, sizes: Integers, good: npt.NDArray[np.bool_]
-) -> ValuePool:
-    """Return the text of a field in each row. Set `good` to False if a value is no such text."""
-    if code in _TEXTS:
-        return ValuePool(data, starts, sizes)
-    if code in _BINARIES:
-        values = [
-            b'{"encoding":"base64","value":"%s"}' % base64.b64encode(data[start : start + size].tobytes())
-            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
-        ]
-        return ValuePool.of(ByteColumn.of(values))
-    if code == _UUID:
-        raw = windows_at(data, starts, 16)
-        return uuid_texts(np.frombuffer(raw.tobytes(), np.uint8).reshape(-1, 16))
-    if code in _FLOATS:
-        numbers = words_at(data, _FLOATS[code])[starts].astype(np.float64)
-        good &= np.isfinite(numbers)
-        return ValuePool.of(ByteColumn.of([repr(number).encode() for number in numbers.tolist()]))
-    integers: Any = words_at(data, _INTEGERS.get(code, ">i8"))[starts]
-    if code == _TIMESTAMP:
-        times = integers.astype(np.int64)
-        good &= (times >= _FIRST_MS) & (times < _END_MS)
-        return timestamp_texts(times)
-    return integer_texts(integers.astype(np.uint64 if code == 0x80 else np.int64))
-
-
-def _is_printed_ascii(column: ByteColumn) -> bool:
-    # As signed numbers, control characters and what is beyond ASCII are below all others.
-    return not np.count_nonzero(column.data.view(np.int8) < ord(" "))
-
-
-def _has_escapes(column: ByteColumn, skeleton: Sequence[bytes | int]) -> bool:
-    """Return True if a text has a byte that JSON escapes."""
-    literals = b"".join(part for part in skeleton if isinstance(part, bytes))
-    return bool(np.count_nonzero(column.data < ord(" "))) or any(
-        np.count_nonzero(column.data == byte) != literals.count(byte) * len(column) for byte in b'"\\'
-    )
-
-
-def _escaped(texts: ValuePool) -> ValuePool:
-    """Return texts as strings of JSON, without the quotes around them."""
-    strings = ValuePool.of(json_strings(texts))
-    return ValuePool(strings.data, strings.starts + 1, strings.sizes - 2)
-
-
-def _judge_symbols(column: ByteColumn, good: npt.NDArray[np.bool_]) -> None:
-    """Set `good` to False for rows that are not ASCII alone."""
-    beyond = np.flatnonzero(column.data >= 0x80)
-    good[np.searchsorted(column.offsets, beyond, side="right") - 1] = False
