@@ -1,54 +1,42 @@
-"""Signed reads of a bucket: URLs that the key of a service account signs (V4), without a request.
+"""Signed reads of a bucket: URLs that Google's library signs (V4) with the key of a service account.
 
-Other credentials cannot sign without a request to Google. To a server that takes no credentials, such as an
-emulator, each read is a plain URL.
+It needs a client for them, which is anonymous here and sends no request.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
-from urllib.parse import quote, urlencode, urlsplit
 
-__all__ = ["SECONDS_MAX", "signed_url"]
+from google.cloud.storage import Client
+from google.oauth2.service_account import Credentials
+
+__all__ = ["SECONDS_MAX", "signed_urls", "signs_alone"]
 
 SECONDS_MAX: Final = 7 * 24 * 3600
 """The longest life of a signed request."""
 
-ALGORITHM: Final = "GOOG4-RSA-SHA256"
 
+def signs_alone(credentials: object) -> bool:
+    """Return whether these credentials sign without a request, as only the key of a service account does.
 
-def signed_url(
-    endpoint: str,
-    name: str,
-    *,
-    email: str,
-    sign: Callable[[bytes], bytes],
-    seconds: int,
-    now: datetime,
-) -> str:
-    """Return a URL that reads the object `name`: its bucket, a slash and its key.
-
-    `sign` signs by the private key of the service account `email`.
+    Impersonated credentials sign too, but each signature is a request to Google.
     """
-    moment = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    scope = f"{moment[:8]}/auto/storage/goog4_request"
-    path = "/" + quote(name, safe="/~")
-    query = urlencode(
-        {
-            "X-Goog-Algorithm": ALGORITHM,
-            "X-Goog-Credential": f"{email}/{scope}",
-            "X-Goog-Date": moment,
-            "X-Goog-Expires": str(seconds),
-            "X-Goog-SignedHeaders": "host",
-        },
-        quote_via=quote,
-        safe="~",
-    )
-    host = urlsplit(endpoint).netloc
-    request = "\n".join(("GET", path, query, f"host:{host}", "", "host", "UNSIGNED-PAYLOAD"))
-    digest = hashlib.sha256(request.encode()).hexdigest()
-    signature = sign(f"{ALGORITHM}\n{moment}\n{scope}\n{digest}".encode())
-    return f"{endpoint}{path}?{query}&X-Goog-Signature={signature.hex()}"
+    return isinstance(credentials, Credentials)
+
+
+def signed_urls(
+    bucket: str, keys: Sequence[str], *, credentials: Credentials, endpoint: str, seconds: int
+) -> list[str]:
+    """Return a URL for each key that reads this object of `bucket`, valid for `seconds` from now."""
+    place = Client.create_anonymous_client().bucket(bucket)
+    return [
+        place.blob(key).generate_signed_url(
+            version="v4",
+            expiration=timedelta(seconds=seconds),
+            credentials=credentials,
+            api_access_endpoint=endpoint,
+        )
+        for key in keys
+    ]

@@ -24,9 +24,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
@@ -51,7 +51,7 @@ from offload_gcs.direct import DirectClient
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
 from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
-from offload_gcs.signing import SECONDS_MAX, signed_url
+from offload_gcs.signing import SECONDS_MAX, signed_urls, signs_alone
 from offload_gcs.upload import put_resumable
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
@@ -244,7 +244,7 @@ class GcsStore(ObjectStore, SignsReads):
             credentials = await self._client.credentials()
         reasons = {
             "credentials that are no key of a service account": not (
-                credentials is None or hasattr(credentials, "sign_bytes")
+                credentials is None or signs_alone(credentials)
             ),
             "a proxy": self._client.proxy is not None,
             "option 'verify'": options.verify is not True,
@@ -252,24 +252,18 @@ class GcsStore(ObjectStore, SignsReads):
         }
         for reason in (name for name, holds in reasons.items() if holds):
             raise Misuse(f"{self.url}: reads are not signed, because of {reason}")
-        begun = datetime.now(UTC)
-
-        def url_of(key: str) -> str:
-            if credentials is None:
-                return self._content(key)
-            return signed_url(
-                self._client.endpoint,
-                f"{self._bucket}/{key}",
-                email=credentials.signer_email,
-                sign=credentials.sign_bytes,
-                seconds=seconds,
-                now=begun,
+        begun = int(time.time())  # before the signatures, whose times are in whole seconds
+        names = [checked(key) for key in keys]
+        if credentials is None:
+            urls = [self._content(key) for key in names]
+        else:
+            urls = signed_urls(
+                self._bucket, names, credentials=credentials, endpoint=self._client.endpoint, seconds=seconds
             )
-
         return SignedReads(
-            urls=[url_of(checked(key)) for key in keys],
+            urls=urls,
             seconds=seconds,
-            expires_ms=int((begun.timestamp() + seconds) * 1000),
+            expires_ms=(begun + seconds) * 1000,
             stall_seconds=options.read_timeout_seconds,
         )
 
