@@ -14,6 +14,7 @@ from offload_spark import session
 from servers import Place
 from servers.session import Session
 from servers.table import PROPERTY
+from spark.cluster import Standalone
 from spark.drivers import CHEAP_JVM
 
 from offload import Blocking
@@ -81,6 +82,23 @@ def tier(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> str:
     url = str(tmp_path_factory.mktemp("tier"))
     offload_all(url, {}, sources)
     return url
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A standalone master with two workers of one core each."""
+    cluster = Standalone(tmp_path_factory.mktemp("cluster"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def standalone(cluster: Standalone) -> str:
+    """The URL of the master."""
+    return cluster.url
 
 
 @pytest.fixture
