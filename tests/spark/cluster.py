@@ -6,6 +6,7 @@ an application's driver are one group, so a test can kill them together.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,13 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import md5
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
 from offload_spark.java import java_home
 from offload_spark.session import java_reader
 from spark.drivers import CHEAP_JVM, SECONDS_MAX, end
+
+from offload import Blocking
 
 SPARK: Final = Path(pyspark.__file__).parent
 WORKERS: Final = 2
@@ -156,3 +160,23 @@ def wait_for(there: Callable[[], object]) -> None:
     while not there():
         assert time.monotonic() < ends
         time.sleep(0.1)
+
+
+def rows_of(done: subprocess.CompletedProcess[str], *, java: bool = False) -> list[list[Any]]:
+    """Return what the application printed, and check which reader read."""
+    assert done.returncode == 0, done.stdout[-5000:]
+    found = json.loads(done.stdout.partition("FOUND ")[2])
+    assert found["java"] == java
+    rows: list[list[Any]] = found["rows"]
+    return rows
+
+
+def written(url: str, **given: Any) -> list[list[Any]]:
+    """Return the rows of a tier as the applications print them, read without Spark."""
+    with Blocking(url, **given) as tier:
+        return sorted(
+            [stream, offset, md5(body, usedforsecurity=False).hexdigest()]
+            for stream in tier.streams()
+            for messages in tier.read(stream)
+            for offset, body in enumerate(messages.bodies, messages.offset)
+        )

@@ -5,22 +5,20 @@ Tasks wait for a file, so a test kills a process at the moment that it means.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
-from hashlib import md5
 from pathlib import Path
 from typing import Any
 
 import pytest
 from campaign import campaign
 from offload_spark.session import EXTENSION, JAR
-from spark.cluster import JAVA_READER, WORKERS, Standalone, kill, submitted, wait_for
+from spark.cluster import JAVA_READER, WORKERS, Standalone, kill, rows_of, submitted, wait_for, written
 from spark.java_tasks import write
 
-from offload import Blocking, MemoryHandle, build_chunk
+from offload import MemoryHandle, build_chunk
 
 pytestmark = campaign("Spark on a cluster of processes; make test has one local session")
 
@@ -91,26 +89,6 @@ print("FOUND " + json.dumps({"rows": sorted(map(list, found.collect())), "java":
 spark.stop()
 '''
 """An application that continues where an earlier one with the same folder was killed."""
-
-
-def rows_of(done: subprocess.CompletedProcess[str], *, java: bool = False) -> list[list[Any]]:
-    """Return what the application printed, and check which reader read."""
-    assert done.returncode == 0, done.stdout[-5000:]
-    found = json.loads(done.stdout.partition("FOUND ")[2])
-    assert found["java"] == java
-    rows: list[list[Any]] = found["rows"]
-    return rows
-
-
-def written(url: str) -> list[list[Any]]:
-    """Return the rows of a tier as the applications print them, read without Spark."""
-    with Blocking(url) as tier:
-        return sorted(
-            [stream, offset, md5(body, usedforsecurity=False).hexdigest()]
-            for stream in tier.streams()
-            for messages in tier.read(stream)
-            for offset, body in enumerate(messages.bodies, messages.offset)
-        )
 
 
 @pytest.mark.parametrize("reader", ["python", "java"])
