@@ -419,3 +419,52 @@ def test_damage_of_the_transfer_is_read_a_second_time(served: Served) -> None:
         )
         assert served.read() == served.expected
         assert len(server.requests) == 2
+
+
+HEAD = "HTTP/1.1 206 Partial Content\r\n"
+ECHOES = (
+    ("HTTP/1.1 {url}\r\n\r\n", "ProtocolException"),
+    ("GET {target} HTTP/1.1\r\n\r\n", "ProtocolException"),
+    ("HTTP/1.1 {secret}\r\n\r\n", "ProtocolException"),
+    (HEAD + "{secret}: x\r\n\r\n", "ProtocolException"),
+    (HEAD + "X: a\0{url}\r\n\r\n", "ProtocolException"),
+    (HEAD + "Content-Length: {url}\r\n\r\n", "IllegalArgumentException"),
+    (HEAD + "Content-Length: {secret}\r\n\r\n", "IllegalArgumentException"),
+    ("{url}", "IOException"),
+    ("{secret}", "IOException"),
+    ("", "IOException: HTTP/1.1 header parser received no bytes"),
+)
+"""Replies that the client cannot read, and what may be said of its error. It quotes all but the last one."""
+
+
+def test_an_error_in_which_the_client_quotes_a_reply_is_repeated_without_its_text(served: Served) -> None:
+    """A server or a proxy may echo the request, and so the signature."""
+    url, target = served.object.url, f"/key?{SECRET}"
+    for echo, said in ECHOES:
+        raw = echo.format(url=url, target=target, secret=SECRET).encode()
+
+        def answer(handler: BaseHTTPRequestHandler, *_: int, raw: bytes = raw) -> bool:
+            handler.close_connection = True
+            return handler.wfile.write(raw) >= 0
+
+        served.object.answer = answer
+        assert f"cannot be read: {said} (1 attempt" in served.fails(), raw
+
+
+def test_an_error_of_a_body_that_quotes_the_request_is_repeated_without_its_text(spark: SparkSession) -> None:
+    """The client of Java 17 quotes nothing in such an error, so it is planted."""
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    reply_class = jvm.java.lang.Class.forName("ledgeroffload.spark.HttpReply", True, loader)
+    [made] = reply_class.getDeclaredConstructors()
+    [read] = [each for each in reply_class.getDeclaredMethods() if each.getName() == "read"]
+    for accessible in (made, read):
+        accessible.setAccessible(True)
+    reply = made.newInstance(None)
+    reply.onError(jvm.java.io.IOException(f"http://127.0.0.1/key?{SECRET}"))
+
+    arguments = spark.sparkContext._gateway.new_array(jvm.java.lang.Object, 4)
+    arguments[1], arguments[2], arguments[3] = 0, jvm.java.lang.Long(1), jvm.java.lang.Long(1000)
+    with pytest.raises(Exception, match=r"java\.io\.IOException: IOException\n") as failure:
+        read.invoke(reply, arguments)
+    assert SECRET not in str(failure.value)

@@ -29,6 +29,8 @@ final class HttpBytes implements ObjectBytes {
     private static final int PAUSE_MILLIS_MAX = 10_000;
     private static final Duration CONNECT_LIMIT = Duration.ofSeconds(10);
     private static final Pattern RANGE = Pattern.compile("bytes (?:\\*|(\\d{1,18})-(\\d{1,18}))/(\\d{1,18}|\\*)");
+    /** No quotes, brackets, queries and percent signs, and one slash at a time. */
+    private static final Pattern PLAIN_WORDS = Pattern.compile("(?:[A-Za-z0-9 .,:;'()_-]|/(?!/)){1,200}");
     private static final Pattern CODE = Pattern.compile("<Code>([A-Za-z]{1,80})</Code>");
 
     /** The only client of this JVM, made at the first request. Its threads end with the JVM. */
@@ -174,7 +176,7 @@ final class HttpBytes implements ObjectBytes {
             found = Shared.CLIENT.send(request, head -> new HttpReply());
         } catch (InterruptedException exc) {
             throw interrupted();
-        } catch (IOException exc) {
+        } catch (IOException | RuntimeException exc) { // the client throws both for a head that it cannot read
             throw new Again(said(exc), 0);
         }
         reply = found.body();
@@ -265,11 +267,14 @@ final class HttpBytes implements ObjectBytes {
         return said.matches("\\d{1,6}") ? 1000 * Long.parseLong(said) : 0;
     }
 
-    /** Return the text of a failure of the client, without any URL. */
+    /**
+     * Return the text of a failure of the client, without any URL. Such a text may quote what a server sent, and that may
+     * be a part of the request. So only the name of the failure is left of a text that is more than plain words.
+     */
     static String said(Throwable failure) {
         String text = String.valueOf(failure.getMessage());
         String name = failure.getClass().getSimpleName();
-        return failure.getMessage() == null || text.contains("://") || text.contains("?") ? name : name + ": " + text;
+        return failure.getMessage() != null && PLAIN_WORDS.matcher(text).matches() ? name + ": " + text : name;
     }
 
     static InterruptedIOException interrupted() {
