@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 COLUMNS = "stream,part,ledger,offset,timestamp,value"
 SHAPES = ("simple", "sub_batches", "with_tracking", "clock_goes_back", "before_1970")
 ALL = ScanBounds()
+HUGE_SIZE_BYTES = 9_000_000
+"""More than a window of the Java reader, and more than a bucket's object that is fetched whole."""
+
 Row = tuple[Any, ...]
 
 
 def write_shapes(url: str, compression: str, **given: Any) -> None:
-    """Write a stream of each shape, one with a sub-batch of each compression, and one of many blocks."""
+    """Write a stream of each shape, of sub-batches of each compression, many blocks, and a huge chunk."""
     plan = compressed(compression)
     for name in SHAPES:
         write(url, name, getattr(ledgers, name)().ledgers(3), plan=plan, **given)
@@ -45,6 +48,8 @@ def write_shapes(url: str, compression: str, **given: Any) -> None:
     bodies = [[Random(n).randbytes(9000) if n % 5 == 3 else b"the same " * 900] * 2 for n in range(40)]
     chunks = [build_chunk(each, offset=2 * n, timestamp_ms=n, epoch=1) for n, each in enumerate(bodies)]
     write(url, "large", [MemoryHandle(chunks)], plan=plan, **given)
+    huge = ledgers.huge_chunk(HUGE_SIZE_BYTES)
+    write(url, "huge", huge.ledgers(1), plan=plan, **given)
 
 
 def compressed(text: str) -> TierPlan:

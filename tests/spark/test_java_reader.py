@@ -70,7 +70,7 @@ def shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @few(LEFT, 3, start=1)
-@pytest.mark.parametrize("stream", [*SHAPES, "codecs", "large"])
+@pytest.mark.parametrize("stream", [*SHAPES, "codecs", "large", "huge"])
 def test_every_shape_gives_the_rows_of_the_python_source(
     spark: SparkSession, shapes: str, stream: str
 ) -> None:
