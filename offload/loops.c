@@ -10,7 +10,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of eight bytes is the lowest of a word");
 
 enum { LENGTH_BYTES = 4, LITERAL = 0, FIXED = 1, SIZED = 2 };
-enum { TEXT = 0, ASCII = 1, SIGNED = 2, UNSIGNED = 3, TIME = 4, UUID = 5 };
+enum { TEXT = 0, ASCII = 1, SIGNED = 2, UNSIGNED = 3, TIME = 4, UUID = 5, RAW = 6, NONE = 7 };
 enum { STEP = 4, ESCAPE_ROOM = 6, UUID_BYTES = 16, WORD = 8 };
 
 /* As memcmp and memcpy. Most literals and values are short, and a call takes longer than their bytes. */
@@ -222,6 +222,12 @@ static uint8_t *instant(uint8_t *out, int64_t ms)
 static uint8_t *transcribed(uint8_t *out, int64_t form, const uint8_t *from, int64_t size, uint8_t *beyond)
 {
     static const char digits[] = "0123456789abcdef";
+    if (form == NONE)
+        return out;
+    if (form == RAW) {
+        copy(out, from, size);
+        return out + size;
+    }
     if (form == TEXT)
         return escape(out, from, from + size, beyond);
     if (form == ASCII) {
@@ -254,14 +260,14 @@ static uint8_t *transcribed(uint8_t *out, int64_t form, const uint8_t *from, int
    edges[k + 1] of `out`. First, `first` bytes of `texts`; then, for each value, its text, and so many further bytes
    of `texts`. A step is four numbers: its kind; its width; the form of the value, and the bytes behind it.
 
-   A number has 1 to 8 bytes, a UUID has 16. TEXT and ASCII are written as JSON has them between quotes. A row is not
-   found if a value has no text in its form. beyond[k] says that a TEXT has bytes that are no ASCII: whether they are
+   A number has 1 to 8 bytes, a UUID has 16. TEXT and ASCII are written as JSON has them between quotes, RAW as it is, and
+   NONE not at all, so it counts as no value. A row is not found if a value has no text in its form. beyond[k] says that a TEXT has bytes that are no ASCII: whether they are
    UTF-8 is not known. The text of value v of row k is sizes[k + v * rows] bytes, at places[k + v * rows] of `out`;
-   for TEXT and ASCII, of `data`. `fixed` is what a row takes beside its texts, at most. Return how many were found,
-   or -1 if a row might not fit into `room`. */
+   for TEXT and ASCII, of `data`. A row takes at most `fixed` bytes, and `growth` for each of its own: ESCAPE_ROOM if
+   there are TEXT or ASCII, else 1. Return how many were found, or -1 if a row might not fit into `room`. */
 int64_t offload_transcribe(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *stops, int64_t rows,
                            const int64_t *steps, int64_t count, const uint8_t *literals,
-                           const uint8_t *texts, int64_t first, int64_t fixed,
+                           const uint8_t *texts, int64_t first, int64_t fixed, int64_t growth,
                            int64_t *found, int64_t *places, int64_t *sizes,
                            int64_t *edges, uint8_t *out, int64_t room, uint8_t *beyond)
 {
@@ -272,7 +278,7 @@ int64_t offload_transcribe(const uint8_t *data, int64_t size, const int64_t *sta
         const uint8_t *literal = literals, *text = texts;
         if (at < 0 || at > stop || stop > size)
             continue;
-        if ((stop - at) * ESCAPE_ROOM > room - filled - fixed)
+        if ((stop - at) * growth > room - filled - fixed)
             return -1;
         uint8_t *end = out + filled;
         copy(end, text, first);
@@ -303,9 +309,11 @@ int64_t offload_transcribe(const uint8_t *data, int64_t size, const int64_t *sta
             end = transcribed(end, form, data + at, length, beyond + matched);
             if (!end)
                 break;
-            places[value] = form <= ASCII ? at : begun - out;
-            sizes[value] = form <= ASCII ? length : end - begun;
-            value += rows;
+            if (form != NONE) {
+                places[value] = form <= ASCII ? at : begun - out;
+                sizes[value] = form <= ASCII ? length : end - begun;
+                value += rows;
+            }
             at += length;
             copy(end, text, behind);
             end += behind;

@@ -39,7 +39,7 @@ _Integers: TypeAlias = npt.NDArray[np.int64]
 LoopStep: TypeAlias = bytes | tuple[int, bool]
 LoopPiece: TypeAlias = tuple[bytes | memoryview | npt.NDArray[np.uint8], tuple[_Integers, _Integers] | None]
 
-_TEXT, _ASCII, _SIGNED, _UNSIGNED, _TIME, _UUID = range(6)
+_TEXT, _ASCII, _SIGNED, _UNSIGNED, _TIME, _UUID, _RAW, _NONE = range(8)
 _NUMBER_WIDTHS: Final = (1, 2, 4, 8)
 _FORM_WIDTHS: Final = {_SIGNED: _NUMBER_WIDTHS, _UNSIGNED: _NUMBER_WIDTHS, _TIME: (8,), _UUID: (16,)}
 """The bytes that the values of each form have. A text is behind its size."""
@@ -79,7 +79,7 @@ class Loops:
         self._match.restype = number
         self._transcribe = library.offload_transcribe
         self._transcribe.argtypes = [
-            pointer, number, *[pointer] * 2, number, pointer, number, *[pointer] * 2, number, number,
+            pointer, number, *[pointer] * 2, number, pointer, number, *[pointer] * 2, *[number] * 3,
             *[pointer] * 5, number, pointer,
         ]  # fmt: skip
         self._transcribe.restype = number
@@ -162,10 +162,11 @@ class Loops:
         """
         octets, (starts, stops) = _octets(data), _alike(starts, stops)
         found, beyond = np.empty(len(starts), np.int64), np.empty(len(starts) + 1, np.bool_)
-        places, sizes = np.empty((2, len(forms), len(starts)), np.int64)
+        places, sizes = np.empty((2, len(forms) - forms.count(_NONE), len(starts)), np.int64)
         edges, script = np.empty(len(starts) + 1, np.int64), _script(steps, forms, texts)
         fixed = sum(map(len, texts)) + sum(_FORM_ROOM.get(form, 0) for form in forms)
-        for room in _rooms(starts, stops - starts, len(octets), fixed):
+        growth = _ESCAPE_ROOM if _TEXT in forms or _ASCII in forms else 1
+        for room in _rooms(starts, stops - starts, len(octets), fixed, growth):
             out = np.empty(room, np.uint8)
             count = self._transcribe(
                 octets.ctypes.data,
@@ -179,6 +180,7 @@ class Loops:
                 b"".join(texts),
                 len(texts[0]),
                 fixed,
+                growth,
                 found.ctypes.data,
                 places.ctypes.data,
                 sizes.ctypes.data,
@@ -208,7 +210,7 @@ class Loops:
         """
         octets, (starts, sizes) = _octets(data), _alike(starts, sizes)
         edges, beyond = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
-        for room in _rooms(starts, sizes, len(octets), 2):
+        for room in _rooms(starts, sizes, len(octets), 2, _ESCAPE_ROOM):
             out = np.empty(room, np.uint8)
             written = self._quote(
                 octets.ctypes.data,
@@ -278,13 +280,13 @@ def _loaded() -> tuple[Loops | None, str]:
         return None, f"NumPy: {LIBRARY.name} cannot be loaded: {error}"
 
 
-def _rooms(starts: _Integers, sizes: _Integers, most: int, fixed: int) -> tuple[int, int]:
+def _rooms(starts: _Integers, sizes: _Integers, most: int, fixed: int, growth: int) -> tuple[int, int]:
     """Return the bytes that rows of these texts mostly need, and need at most. The data has `most` bytes."""
     is_within = (starts >= 0) & (sizes >= 0) & (starts <= most) & (sizes <= most - starts)
     sizes = sizes if is_within.all() else sizes[is_within]
     total, largest, fixed = int(sizes.sum()), int(sizes.max(initial=0)), fixed * len(starts)
     # The kernel clears new memory. So the first number is little more than what most rows need.
-    return fixed + total + total // 4 + _ESCAPE_ROOM * largest, fixed + _ESCAPE_ROOM * total
+    return fixed + min(total + total // 4 + growth * largest, growth * total), fixed + growth * total
 
 
 def _script(steps: Sequence[LoopStep], forms: Sequence[int], texts: Sequence[bytes]) -> _Integers:
@@ -295,8 +297,8 @@ def _script(steps: Sequence[LoopStep], forms: Sequence[int], texts: Sequence[byt
             script.append((0, len(step), 0, 0))
             continue
         (width, is_sized), (form, behind) = step, next(values)
-        is_text = form in (_TEXT, _ASCII)
-        if not (is_sized if is_text else not is_sized and width in _FORM_WIDTHS.get(form, ())):
+        is_fit = is_sized if form in (_TEXT, _ASCII) else not is_sized and width in _FORM_WIDTHS.get(form, ())
+        if not is_fit and form not in (_RAW, _NONE):
             raise ValueError(f"a value of {width} bytes in form {form}")
         script.append((2 if is_sized else 1, width, form, len(behind)))
     return _integers(script)

@@ -141,6 +141,10 @@ def plain_value(form: TextForm, value: bytes) -> bytes | None:
             return plain_text(value)
         case TextForm.ASCII:
             return plain_text(value) if value.isascii() else None
+        case TextForm.RAW:
+            return value
+        case TextForm.NONE:
+            return b""
         case TextForm.UUID:
             return str(UUID(bytes=value)).encode()
         case TextForm.TIME_MS:
@@ -178,15 +182,10 @@ def plain_transcript(
         beyond = any(
             form is TextForm.TEXT and not value.isascii() for form, value in zip(forms, raw, strict=True)
         )
-        is_text = [form in (TextForm.TEXT, TextForm.ASCII) for form in forms]
-        rows.append(
-            (
-                row,
-                text,
-                beyond,
-                [*map(lambda raw, is_text, text: raw if is_text else text, raw, is_text, values)],
-            )
-        )
+        parts = zip(forms, raw, values, strict=True)
+        shown = [(form, value, text) for form, value, text in parts if form is not TextForm.NONE]
+        own = [value if form in (TextForm.TEXT, TextForm.ASCII) else text for form, value, text in shown]
+        rows.append((row, text, beyond, own))
     return rows
 
 
@@ -203,7 +202,7 @@ def check_transcribe(loops: Loops, draw: random.Random, view: memoryview, told: 
             content += literal[:at] + b"?" * (at < len(literal)) + literal[at + 1 :]
             continue
         forms.append(form)
-        if form in (TextForm.TEXT, TextForm.ASCII):
+        if form in (TextForm.TEXT, TextForm.ASCII) or (form > TextForm.UUID and draw.random() < 0.5):
             value = bytes(draw.choice(alphabet) for _ in range(draw.randrange(30)))
             value += b"\xc3\xa9" if draw.random() < 0.2 else b""
             width, length = draw.choice([1, 4]), len(value) if draw.random() < 0.9 else draw.randrange(256)
@@ -229,7 +228,8 @@ def check_transcribe(loops: Loops, draw: random.Random, view: memoryview, told: 
     expected = plain_transcript(bytes(view), starts, stops, steps, forms, texts)
     got = list[Row]()
     for at, row in enumerate(found.rows.tolist()):
-        sources = [octets if form in (TextForm.TEXT, TextForm.ASCII) else found.texts for form in forms]
+        shown = [form for form in forms if form is not TextForm.NONE]
+        sources = [octets if form in (TextForm.TEXT, TextForm.ASCII) else found.texts for form in shown]
         own = [
             source[places[at] : places[at] + sizes[at]].tobytes()
             for source, places, sizes in zip(sources, found.places, found.sizes, strict=True)

@@ -42,9 +42,13 @@ class TextForm(IntEnum):
     TIME_MS = 4
     """As ISO 8601, from milliseconds since 1970."""
     UUID = 5
-    FLOAT = 6
+    RAW = 6
+    """As it is. A row with such values has none of `TEXT`."""
+    NONE = 7
+    """Not at all."""
+    FLOAT = 8
     """As JSON has a finite number."""
-    BINARY = 7
+    BINARY = 9
     """As an object of JSON with the value in base64."""
 
 

@@ -44,7 +44,7 @@ class Transcript:
     rows: Integers
     column: ByteColumn
     values: Sequence[ValuePool]
-    """Values of `TEXT` and `ASCII` are as they are, without escapes."""
+    """Values of `TEXT` and `ASCII` are without escapes. Those of `NONE` are not here."""
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Transcript:
         """Return the rows that a mask chooses."""
@@ -75,10 +75,14 @@ class Transcriber:
         found = loops.transcribe(data, starts, stops, self.pattern.loop_steps, self.forms, self.texts)
         values = [
             ValuePool(data if form in _TEXTS else found.texts, places, sizes)
-            for form, places, sizes in zip(self.forms, found.places, found.sizes, strict=True)
+            for form, places, sizes in zip(self._shown, found.places, found.sizes, strict=True)
         ]
         transcript = Transcript(found.rows, ByteColumn(found.edges, found.texts), values)
         return _without(transcript, broken_rows(transcript.column)) if found.beyond.any() else transcript
+
+    @property
+    def _shown(self) -> list[TextForm]:
+        return [form for form in self.forms if form is not TextForm.NONE]
 
     def _side_by_side(self, data: Bytes, match: PatternMatch) -> Transcript:
         count, good = len(match.rows), np.ones(len(match.rows), np.bool_)
@@ -89,19 +93,28 @@ class Transcriber:
             )
         ]
         column = self._column(values, count)
-        if any(form in _TEXTS for form in self.forms) and not _is_printed_ascii(column):
+        if any(form in _TEXTS for form in self.forms):
+            column = self._checked(values, column, good)
+        shown = [value for form, value in zip(self.forms, values, strict=True) if form is not TextForm.NONE]
+        transcript = Transcript(match.rows, column, shown)
+        return transcript if good.all() else transcript.of(good)
+
+    def _checked(
+        self, values: Sequence[ValuePool], column: ByteColumn, good: npt.NDArray[np.bool_]
+    ) -> ByteColumn:
+        """Return the column with escapes. Set `good` to False for rows that are no UTF-8."""
+        if not _is_printed_ascii(column):
             good[broken_rows(column)] = False
             for form, value in zip(self.forms, values, strict=True):
                 if form is TextForm.ASCII:
                     _judge_ascii(value, good)
-        if self._has_escapes(column):
-            escaped = [
-                _escaped(value) if form in _TEXTS else value
-                for form, value in zip(self.forms, values, strict=True)
-            ]
-            column = self._column(escaped, count)
-        transcript = Transcript(match.rows, column, values)
-        return transcript if good.all() else transcript.of(good)
+        if not self._has_escapes(column):
+            return column
+        escaped = [
+            _escaped(value) if form in _TEXTS else value
+            for form, value in zip(self.forms, values, strict=True)
+        ]
+        return self._column(escaped, len(good))
 
     def _column(self, values: Sequence[ValuePool], count: int) -> ByteColumn:
         pieces = [piece for pair in zip(self.texts[1:], values, strict=True) for piece in reversed(pair)]
@@ -120,8 +133,10 @@ def _values(
 ) -> ValuePool:
     """Return the text of a value in each row. Set `good` to False where it has none."""
     match form:
-        case TextForm.TEXT | TextForm.ASCII:
+        case TextForm.TEXT | TextForm.ASCII | TextForm.RAW:
             return ValuePool(data, starts, sizes)
+        case TextForm.NONE:
+            return ValuePool(data, starts, np.zeros_like(sizes))
         case TextForm.BINARY:
             values = [
                 b'{"encoding":"base64","value":"%s"}' % base64.b64encode(data[start : start + size].tobytes())

@@ -31,6 +31,7 @@ from offload_rabbitmq._amqp_sections import (
     FOUND_SECTIONS,
     PROPERTIES,
     SectionPlaces,
+    bodies_alike,
     section_places,
 )
 from offload_rabbitmq._amqp_templates import SectionMatch, Template, as_bytes, compact_json, key_in, learned
@@ -101,6 +102,8 @@ class AmqpColumns:
         self._templates: dict[int, dict[object, Template]] = {section: {} for section in FOUND_SECTIONS}
         self._kept: dict[bytes, _Single] = {}
         self._kept_size_bytes = 0
+        self._are_alike = True
+        """The records of the last block have the same sections."""
 
     def columns(self, records: RecordBytes, names: Sequence[str]) -> dict[str, ByteColumn | HeaderColumn]:
         """Return columns of these records, by name."""
@@ -118,7 +121,12 @@ class AmqpColumns:
         return found
 
     def _block(self, records: RecordBytes, names: Sequence[str]) -> dict[str, ByteColumn | HeaderColumn]:
-        return _Block(self, records, names).columns()
+        is_body = {*names} == {"body"}
+        if is_body and self._are_alike and (bodies := bodies_alike(records)) is not None:
+            return {"body": bodies}
+        block = _Block(self, records, names)
+        self._are_alike = block.are_alike
+        return block.columns()
 
     def sections(self, section: int, data: Bytes, places: SectionPlaces, rows: Integers) -> _Sections:
         """Find what these rows have in their sections of one kind."""
@@ -237,6 +245,11 @@ class _Block:
         self._places = section_places(records)
         self._raw = self._is_raw()
         """Records that cannot be messages, because they do not begin as one."""
+
+    @property
+    def are_alike(self) -> bool:
+        """Return True if all records have the same sections."""
+        return self._places.are_alike
 
     def columns(self) -> dict[str, ByteColumn | HeaderColumn]:
         places = self._places

@@ -11,6 +11,7 @@ checked. Every other record is left to `amqp.decode`, which also reports its dam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -18,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.patterns import Pattern, PatternStep, PatternValue, words_at
-from offload.model.record_columns import Bytes, Integers, RecordBytes
+from offload.formats.texts import TextForm
+from offload.formats.transcripts import Transcriber
+from offload.model.record_columns import ByteColumn, Bytes, Integers, RecordBytes
 
-__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "section_places"]
+__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "bodies_alike", "section_places"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -57,7 +60,7 @@ _HEADS_MAX: Final = 8
 """The most kinds of sections in one step. A record that begins another kind is not plain."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SectionPlaces:
     """The sections of a block of records. A section that a record does not have begins and ends at 0."""
 
@@ -75,6 +78,8 @@ class SectionPlaces:
     """The body is a value."""
     is_text: Mask
     """The body is a value that must be UTF-8."""
+    are_alike: bool = False
+    """All records have the same sections, in the same encodings."""
 
 
 def section_places(records: RecordBytes) -> SectionPlaces:
@@ -113,6 +118,29 @@ _Head: TypeAlias = tuple[int, int, int]
 """A section, the constructor of its value, and the width of its size."""
 
 
+def bodies_alike(records: RecordBytes) -> ByteColumn | None:
+    """Return the bodies of records that all have the sections of the first one, with one data section.
+
+    None if they have not. Records that are found are plain, and nothing else of them is needed.
+    """
+    heads = _heads_of(records.at(0)) if len(records) else None
+    if heads is None or all(section != DATA for section, _, _ in heads):
+        return None
+    forms = [TextForm.RAW if section == DATA else TextForm.NONE for section, _, width in heads if width]
+    transcriber = Transcriber(Pattern(_steps_of(heads)), forms, [b""] * (len(forms) + 1))
+    found = transcriber.find(records.data, records.starts, records.starts + records.sizes)
+    return found.column if len(found.rows) == len(records) else None
+
+
+def _steps_of(heads: Sequence[_Head]) -> list[PatternStep]:
+    steps = list[PatternStep]()
+    for section, code, width in heads:
+        steps.append(bytes((0x00, 0x53, section, code)))
+        if width:
+            steps.append(PatternValue(width, is_sized=True))
+    return steps
+
+
 def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
     """Note the sections of records that are like the first of them. Return the rows that are left."""
     rows: Integers | None = None
@@ -124,12 +152,7 @@ def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
             break
         starts = records.starts if rows is None else records.starts[rows]
         stops = starts + (records.sizes if rows is None else records.sizes[rows])
-        steps = list[PatternStep]()
-        for section, code, width in heads:
-            steps.append(bytes((0x00, 0x53, section, code)))
-            if width:
-                steps.append(PatternValue(width, is_sized=True))
-        match = Pattern(steps).find(records.data, starts, stops)
+        match = Pattern(_steps_of(heads)).find(records.data, starts, stops)
         is_all = rows is None and len(match.rows) == len(records)
         where = slice(None) if is_all else match.rows if rows is None else rows[match.rows]
         at, values = starts if is_all else starts[match.rows], zip(match.places, match.sizes, strict=True)
@@ -139,6 +162,7 @@ def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
             at = content + sizes
         found.plain[where] = True
         if is_all:
+            found.are_alike = True
             return match.rows[:0]
         rows = np.delete(np.arange(len(records)) if rows is None else rows, match.rows)
     return rows
