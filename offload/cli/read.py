@@ -32,8 +32,8 @@ from offload.streams.batches import PartRun
 from offload.streams.choice import ReadPriority
 from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
 
-PRINTED_ROWS_MAX: Final = 8192
-PRINTED_SIZE_BYTES_MAX: Final = 1024 * 1024
+PRINTED_ROWS_MAX: Final = 16384
+PRINTED_SIZE_BYTES_MAX: Final = 4 * 2**20
 """The most records, and bytes of them, that are formatted and written at once, unless one is larger."""
 
 

@@ -260,7 +260,7 @@ class _Block:
         if checked.any():
             self._check(checked, good)
         slow = np.flatnonzero(~(good | self._raw))
-        self._good, self._slow = good, slow
+        self._good, self._slow, self._is_good = good, slow, len(slow) == 0 and not self._raw.any()
         self._slow_records = [self._records.at(row) for row in slow.tolist()]
         self._slow_decoded = (
             [self._parser.whole(record) for record in self._slow_records] if needs_sections else []
@@ -284,7 +284,8 @@ class _Block:
             pool = ValuePool(self._data, places.bodies[texts], places.body_sizes[texts])
             good[texts[broken_rows(column_of([pool, b" "], len(texts)))]] = False
         for section in places.starts:
-            rows = np.flatnonzero(checked & (places.ends[section] > 0))
+            has_it = checked if places.are_alike else checked & (places.ends[section] > 0)
+            rows = np.flatnonzero(has_it)
             if len(rows):
                 found = self._parser.sections(section, self._data, places, rows)
                 self._found[section] = found
@@ -337,6 +338,9 @@ class _Block:
     def _matches(self, found: _Sections) -> Iterable[SectionMatch]:
         """Yield the matches without the rows that are damaged elsewhere."""
         for match in found.matches:
+            if self._is_good:
+                yield match
+                continue
             chosen = self._good[match.rows]
             if chosen.all():
                 yield match
@@ -384,6 +388,8 @@ class _Block:
                 template = match.template
                 if not template.has_key:
                     continue
+                if template.key is not None and len(match.rows) == self._count and open_.all():
+                    return column_of([match.piece(template.key)], self._count)
                 chosen = open_[match.rows]
                 rows = match.rows[chosen]
                 open_[rows] = False
