@@ -90,6 +90,11 @@ class Entry:
         return self.first_offset + self.records
 
 
+KIND_MAX: Final = max(EntryKind)
+CODEC_MAX: Final = max(BlockCodec)  # here, because walking over an enum is slow
+PLAIN_ROWS_MAX: Final = 50
+"""The most rows that Python adds faster than NumPy."""
+
 TOTALS: Final = ("messages", "data_size_bytes", "stored_size_bytes", "fragments")
 """The totals that a root has for all live fragments and an entry for its own, under the same names."""
 
@@ -112,7 +117,7 @@ def check_entries(entries: Entries, first_offset: int, next_offset: int, *, wher
         row = int((begins != ends).argmax())
         raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
     kinds, fragments = entries["kind"], entries["fragments"]
-    if (kinds > max(EntryKind)).any() or (entries["reserved"] != np.void(bytes(4))).any():
+    if (kinds > KIND_MAX).any() or (entries["reserved"] != np.void(bytes(4))).any():
         raise Corrupt("entry kind", where, expected="0 to 3", found="another kind or reserved bytes")
     if ((kinds != 0) & (entries["codec"] != 0)).any():
         raise Corrupt("entry codec", where, expected="0 of a group", found="another number")
@@ -128,12 +133,15 @@ def check_entries(entries: Entries, first_offset: int, next_offset: int, *, wher
     if impossible.any():
         raise Corrupt("entry fragments", where, expected="1, or a group's sum", found="an impossible number")
     # Last: an upgrade does not help against damage.
-    if (newest := int(entries["codec"].max(initial=0))) > max(BlockCodec):
+    if (newest := int(entries["codec"].max(initial=0))) > CODEC_MAX:
         raise UnsupportedFormat(f"{where}: codec {newest} is not known; upgrade the program")
 
 
 def exact_sum(column: npt.NDArray[np.unsignedinteger[Any]]) -> int:
     """Return the sum as an integer of any size: NumPy's own sum would wrap at 2**64."""
+    # Most manifests are short. Their rows are added before NumPy would have begun.
+    if len(column) <= PLAIN_ROWS_MAX:
+        return sum(column.tolist())
     # The sums of 32-bit halves cannot wrap with fewer than 2**32 rows.
     wide = column.astype(np.uint64)
     high, low = wide >> np.uint64(32), wide & np.uint64(2**32 - 1)

@@ -22,7 +22,9 @@ from offload.formats.older_manifests import ENTRY_1, ENTRY_2, ROOT_HEADER_1
 from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
 from offload.model.compression import BlockCodec
 from offload.model.entry import (
+    ENTRY_DTYPE,
     NO_ENTRIES,
+    PLAIN_ROWS_MAX,
     TOTALS,
     Entries,
     Entry,
@@ -482,6 +484,16 @@ def test_a_count_of_ledgers_that_the_entries_cannot_have_is_refused(first_offset
 
     with pytest.raises(Corrupt, match="total of ledgers"):
         with_group(group_entry(), first_offset=first_offset, ledgers=ledgers).check("here")
+
+
+@pytest.mark.parametrize("rows", [0, 1, PLAIN_ROWS_MAX, PLAIN_ROWS_MAX + 1, 1000])
+def test_sums_of_any_number_of_rows_are_exact(rows: int) -> None:
+    entries = np.zeros(rows, ENTRY_DTYPE)
+    entries["messages"] = 2**64 - 1
+    entries["fragments"] = 2**32 - 1
+
+    assert exact_sum(entries["messages"]) == rows * (2**64 - 1)
+    assert exact_sum(entries["fragments"]) == rows * (2**32 - 1)
 
 
 def test_totals_beyond_a_machine_integer_are_summed_exactly() -> None:
