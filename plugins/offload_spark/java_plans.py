@@ -33,7 +33,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.plugins import Plugins
 from offload.store.signing import signed_reads
 from offload.streams.tables import count_messages
-from offload_spark.bounds import ScanBounds
+from offload_spark.bounds import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, ScanBounds
 from offload_spark.columns import Columns
 from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, chosen, plan
@@ -53,7 +53,10 @@ COUNT: Final = "count"
 
 
 class JavaPlanSource(OffloadDataSource):
-    """The source of plans. Its option `javaplan` is `parts`, or `count` for the number of records alone."""
+    """The source of plans. Its option `javaplan` is `parts`, or `count` for the number of records alone.
+
+    Its option `javalimit` is how many rows are needed. The plan may leave out partitions behind these.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -64,11 +67,16 @@ class JavaPlanSource(OffloadDataSource):
         """Return a reader whose partitions are texts."""
         options = self._options()
         columns = Columns.of(schema, options, Plugins.find())
-        return JavaPlanReader(options, columns, wanted=self.options.get("javaplan", "parts"))
+        wanted, limit = self.options.get("javaplan", "parts"), int(self.options.get("javalimit", LONG_MAX))
+        return JavaPlanReader(options, columns, wanted=wanted, limit=limit)
 
     def _options(self) -> ReadOptions:
         return ReadOptions.of(
-            {name: text for name, text in self.options.items() if name.lower() != "javaplan"}
+            {
+                name: text
+                for name, text in self.options.items()
+                if name.lower() not in ("javaplan", "javalimit")
+            }
         )
 
 
@@ -77,9 +85,9 @@ class JavaPlanReader(PrunedReader):
 
     version = PLAN_VERSION
 
-    def __init__(self, options: ReadOptions, columns: Columns, *, wanted: str) -> None:
+    def __init__(self, options: ReadOptions, columns: Columns, *, wanted: str, limit: int = LONG_MAX) -> None:
         super().__init__(options, columns)
-        self._wanted = wanted
+        self._wanted, self._limit = wanted, limit
 
     def partitions(self) -> list[InputPartition]:
         """Return the head of the plan, and the partitions of the read (`planning.plan`)."""
@@ -91,7 +99,8 @@ class JavaPlanReader(PrunedReader):
             elif reason := reason_of_place(tier, self._options):
                 head["reason"] = reason
             else:
-                planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
+                whole = tier.run(plan(tier.catalogue, self._options, self._bounds))
+                planned = with_rows(whole, self._limit)
                 head["reason"] = reason_of_parts(planned)
                 if not head["reason"]:
                     texts = tier.run(texts_of(tier.catalogue, planned, seconds=self._options.signed_seconds))
@@ -125,6 +134,35 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
     except Misuse as exc:
         return str(exc)
     return ""
+
+
+def with_rows(planned: Sequence[Sequence[PlannedPart]], limit: int) -> Sequence[Sequence[PlannedPart]]:
+    """Return the first partitions that have `limit` rows together, or all if they have fewer."""
+    if limit == LONG_MAX:
+        return planned
+    found = 0
+    for number, parts in enumerate(planned, start=1):
+        found += sum(map(certain_rows, parts))
+        if found >= limit:
+            return planned[:number]
+    return planned
+
+
+def certain_rows(part: PlannedPart) -> int:
+    """Return by how many rows, at least, a part and those before it have more than those before it.
+
+    A chunk belongs to the part in which it begins, so a part alone may have fewer rows than offsets. Only an
+    index says where tracking records are, so all of a fragment are counted as if they were in the part.
+    """
+    bounds = part.bounds
+    if (bounds.first_timestamp_ms, bounds.last_timestamp_ms) != (TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX):
+        return 0
+    first, until = max(part.first, bounds.first_offset), min(part.until, bounds.next_offset)
+    found = 0
+    for entry in entries_of_rows(part.committed.entries):
+        offsets = min(until, entry.next_offset) - max(first, entry.first_offset)
+        found += max(offsets - (entry.records - entry.messages), 0)
+    return found
 
 
 def reason_of_parts(planned: Sequence[Sequence[PlannedPart]]) -> str:

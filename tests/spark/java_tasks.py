@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offload_conformance import ledgers
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, schema_of
-from offload_spark.java_plans import JavaPlanReader
+from offload_spark.java_plans import LONG_MAX, JavaPlanReader
 from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
@@ -71,30 +71,38 @@ def options_of(url: str, **given: str) -> ReadOptions:
     return ReadOptions.of({"path": url, "columns": COLUMNS} | given)
 
 
-def plan_of(url: str, bounds: ScanBounds, **given: str) -> list[str]:
+def plan_of(url: str, bounds: ScanBounds, *, limit: int = LONG_MAX, **given: str) -> list[str]:
     """Return the texts of the plan for Java, as Spark would get them."""
     options = options_of(url, **given)
     planner = JavaPlanReader(
-        options, Columns.of(schema_of(options, PLUGINS), options, PLUGINS), wanted="parts"
+        options, Columns.of(schema_of(options, PLUGINS), options, PLUGINS), wanted="parts", limit=limit
     )
     planner._bounds = bounds
     return [partition.value for partition in planner.partitions()]
 
 
-def by_java(spark: SparkSession, url: str, bounds: ScanBounds = ALL, **given: str) -> list[Row]:
-    head, *texts = plan_of(url, bounds, **given)
+def by_java(
+    spark: SparkSession, url: str, bounds: ScanBounds = ALL, *, limit: int = LONG_MAX, **given: str
+) -> list[Row]:
+    head, *texts = plan_of(url, bounds, limit=limit, **given)
     assert not json.loads(head)["reason"]
-    return [row for text in texts for row in task_by_java(spark, text, given.get("columns", COLUMNS))]
+    columns = given.get("columns", COLUMNS)
+    return [row for text in texts for row in task_by_java(spark, text, columns, limit=limit)]
 
 
-def task_by_java(spark: SparkSession, text: str, columns: str = COLUMNS) -> list[Row]:
+def task_by_java(
+    spark: SparkSession, text: str, columns: str = COLUMNS, *, limit: int = LONG_MAX
+) -> list[Row]:
     """Run one task. Raises Py4J's error, with the text of Java's."""
     jvm: Any = spark.sparkContext._jvm
     package = jvm.ledgeroffload.spark
     types = {"stream": "string", "part": "int", "timestamp": "timestamp", "value": "binary", "key": "binary"}
     ddl = ", ".join(f"{name} {types.get(name, 'bigint')}" for name in columns.split(","))
     schema = jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl)
-    task, found = package.PartReader(package.TaskPlan.of(text), schema), list[Row]()
+    task, found = (
+        package.PartReader(package.TaskPlan.of(text), schema, jvm.java.lang.Long(limit)),
+        list[Row](),
+    )
     try:
         while task.next():
             batch = task.get()

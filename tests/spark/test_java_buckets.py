@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from campaign import campaign
 from offload_conformance import ledger_of
+from offload_spark.java_plans import LONG_MAX
 from servers import Place
 from servers.places import S3Place
 from spark.java_tasks import ALL, by_java, by_python, plan_of, task_by_java, write, write_shapes
@@ -213,8 +214,10 @@ class Served:
             "patience_ms": 60_000,
         }
 
-    def read(self, columns: str = "stream,part,ledger,offset,timestamp,value") -> list[Any]:
-        return task_by_java(self.spark, json.dumps(self.text), columns)
+    def read(
+        self, columns: str = "stream,part,ledger,offset,timestamp,value", *, limit: int = LONG_MAX
+    ) -> list[Any]:
+        return task_by_java(self.spark, json.dumps(self.text), columns, limit=limit)
 
     def fails(self, *, patience_ms: int = -1, stall_ms: int = 10_000) -> str:
         """Return the text of the error of a read, in which there is no URL.
@@ -252,6 +255,14 @@ def test_a_small_fragment_is_one_request_and_a_large_one_two(served: Served, lar
     assert large.read("key,offset") == large.offsets
     (tail, end), (begin, stop) = large.object.requests
     assert (begin, stop, end) == (16, tail, len(large.object.data))
+
+
+def test_a_limit_fetches_only_the_chunks_that_hold_so_many_rows(large: Served) -> None:
+    assert large.read("key,offset", limit=10) == large.offsets[:12]
+    _, (begin, stop) = large.object.requests
+
+    assert begin == 16
+    assert 12 * 120_000 < stop < 13 * 120_000
 
 
 def test_offsets_alone_cost_one_request_for_the_tail(served: Served) -> None:

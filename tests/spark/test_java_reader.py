@@ -19,7 +19,7 @@ from offload_conformance import ledgers
 from offload_spark import session
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns
-from offload_spark.java_plans import PLAN_VERSION, JavaPlanReader, JavaPlanSource
+from offload_spark.java_plans import LONG_MAX, PLAN_VERSION, JavaPlanReader, JavaPlanSource
 from offload_spark.planning import plan
 from pyspark.sql.functions import expr
 from spark.in_process import PLUGINS
@@ -127,6 +127,32 @@ def test_bounds_cut_the_same_rows(spark: SparkSession, shapes: str, stream: str)
         for columns, first in ((COLUMNS, 0), ("offset,timestamp", 3)):
             found = by_java(spark, shapes, bounds, stream=stream, minPartitions="3", columns=columns)
             assert found == [row[first : 5 if first else 6] for row in expected]
+
+
+@few(LEFT, 3)
+@pytest.mark.parametrize("stream", [*SHAPES, "codecs", "large"])
+def test_a_limit_gives_the_first_rows_and_leaves_out_what_follows(
+    spark: SparkSession, shapes: str, stream: str
+) -> None:
+    """Partitions behind enough rows are not planned, and each task ends when it has enough."""
+    whole = plan_of(shapes, ALL, stream=stream, minPartitions="3")[1:]
+    rows = {
+        columns: [task_by_java(spark, text, columns) for text in whole]
+        for columns in ("key,offset", "offset,timestamp")
+    }
+    count = sum(map(len, rows["key,offset"]))
+    for limit in (1, 2, count // 2, count - 1, count, count + 1):
+        texts = plan_of(shapes, ALL, limit=limit, stream=stream, minPartitions="3")[1:]
+        assert texts == whole[: len(texts)]
+        assert sum(map(len, rows["key,offset"][: len(texts)])) >= min(limit, count)
+        for columns, all_of in rows.items():
+            for text, expected in zip(texts, all_of, strict=False):
+                found = task_by_java(spark, text, columns, limit=limit)
+                assert found == expected[: len(found)]
+                assert len(found) >= min(limit, len(expected))
+    assert (
+        len(plan_of(shapes, ALL, limit=1, stream=stream, minPartitions="3")) == 2 or stream == "with_tracking"
+    )
 
 
 class Damaged:
@@ -266,7 +292,7 @@ def test_records_before_the_damage_are_delivered_first(damaged: Damaged) -> None
     jvm: Any = damaged.spark.sparkContext._jvm
     schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("offset bigint, value binary")
     package = jvm.ledgeroffload.spark
-    task = package.PartReader(package.TaskPlan.of(damaged.text), schema)
+    task = package.PartReader(package.TaskPlan.of(damaged.text), schema, jvm.java.lang.Long(LONG_MAX))
 
     assert task.next()
     assert task.get().numRows() == 4
@@ -358,6 +384,26 @@ class TestQueries:
         assert self.both(spark, reader, lambda: frame.select("count"))[0][0] > 0
         narrow = self.frame(spark, tier, stream="batches").where("offset < 105").groupBy().count()
         assert self.both(spark, reader, lambda: narrow)[0][0] > 0
+
+    def test_a_limit_is_pushed_only_if_the_first_rows_are_enough(
+        self, spark: SparkSession, reader: Any, tier: str
+    ) -> None:
+        reader("java")
+        frame = self.frame(spark, tier, stream="batches", minPartitions="4").select("offset", "value")
+        everything = [row[0] for row in frame.collect()]
+        pushed = frame.limit(7), frame.offset(3).limit(4), frame.limit(7).groupBy().count()
+        kept = frame.where("offset >= 100").limit(7), frame.orderBy("offset", ascending=False).limit(3)
+
+        assert all("the Java reader, limit 7" in self.plan(each) for each in pushed)
+        assert [row[0] for row in pushed[0].collect()] == everything[:7]
+        assert [row[0] for row in pushed[1].collect()] == everything[3:7]
+        assert pushed[2].collect()[0][0] == 7
+        assert not any("the Java reader, limit" in self.plan(each) for each in kept)
+        assert len(kept[0].collect()) == 7
+        assert [row[0] for row in kept[1].collect()] == everything[:-4:-1]
+        off = self.frame(spark, tier, stream="batches", pushdown="false").limit(7)
+        assert "the Java reader, limit" not in self.plan(off)
+        assert len(off.collect()) == 7
 
     def test_explain_shows_the_reader(self, spark: SparkSession, reader: Any, tier: str) -> None:
         reader("java")

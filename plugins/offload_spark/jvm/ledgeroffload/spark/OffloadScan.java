@@ -13,12 +13,17 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /** A read that is planned. A partition is the text of its plan, which its task decodes. */
 final class OffloadScan implements Scan, Batch {
+    /** The limit of a read that has none. */
+    static final long ALL = Long.MAX_VALUE;
+
     private final StructType schema;
     private final List<String> plans;
+    private final long limit;
 
-    OffloadScan(StructType schema, List<String> plans) {
+    OffloadScan(StructType schema, List<String> plans, long limit) {
         this.schema = schema;
         this.plans = plans;
+        this.limit = limit;
     }
 
     @Override
@@ -28,7 +33,7 @@ final class OffloadScan implements Scan, Batch {
 
     @Override
     public String description() {
-        return "offload: the Java reader";
+        return "offload: the Java reader" + (limit == ALL ? "" : ", limit " + limit);
     }
 
     @Override
@@ -48,7 +53,7 @@ final class OffloadScan implements Scan, Batch {
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        return new Factory(schema);
+        return new Factory(schema, limit);
     }
 
     record Part(String plan) implements InputPartition {
@@ -59,7 +64,7 @@ final class OffloadScan implements Scan, Batch {
         }
     }
 
-    private record Factory(StructType schema) implements PartitionReaderFactory, Serializable {
+    private record Factory(StructType schema, long limit) implements PartitionReaderFactory, Serializable {
         @Override
         public boolean supportColumnarReads(InputPartition partition) {
             return true;
@@ -67,7 +72,7 @@ final class OffloadScan implements Scan, Batch {
 
         @Override
         public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-            return new PartReader(TaskPlan.of(((Part) partition).plan()), schema);
+            return new PartReader(TaskPlan.of(((Part) partition).plan()), schema, limit);
         }
 
         @Override

@@ -16,6 +16,7 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.sources.Filter;
@@ -67,12 +68,13 @@ final class OffloadTable implements SupportsRead {
     }
 
     private final class Builder implements SupportsPushDownFilters, SupportsPushDownRequiredColumns,
-            SupportsPushDownAggregates {
+            SupportsPushDownAggregates, SupportsPushDownLimit {
         private final CaseInsensitiveStringMap options;
         private final StructType all;
         private StructType wanted;
         private Filter[] filters = new Filter[0];
         private boolean isCount;
+        private long limit = OffloadScan.ALL;
 
         Builder(CaseInsensitiveStringMap options) {
             this.options = options;
@@ -113,20 +115,35 @@ final class OffloadTable implements SupportsRead {
                     && aggregation.aggregateExpressions()[0] instanceof CountStar;
         }
 
+        /** Spark asks only if there are no filters: it filters the rows itself, and cannot say how many are needed. */
+        @Override
+        public boolean pushLimit(int given) {
+            if (options.getBoolean("pushdown", true)) {
+                limit = given;
+            }
+            return limit == given;
+        }
+
+        /** Each task may deliver as many rows, and more, so Spark limits them again. */
+        @Override
+        public boolean isPartiallyPushed() {
+            return true;
+        }
+
         @Override
         public Scan build() {
             if (isCount) {
                 return new Counted(
-                        PythonPlans.plan(session, options, all, new Filter[0], "count").count());
+                        PythonPlans.plan(session, options, all, new Filter[0], "count", OffloadScan.ALL).count());
             }
             String reason = reasonAgainst();
             if (reason.isEmpty()) {
                 boolean push = session.sessionState().conf().pythonFilterPushDown()
                         && options.getBoolean("pushdown", true);
                 PythonPlans.Planned planned = PythonPlans.plan(
-                        session, options, all, push ? filters : new Filter[0], "parts");
+                        session, options, all, push ? filters : new Filter[0], "parts", limit);
                 if (planned.reason().isEmpty()) {
-                    return new OffloadScan(wanted, planned.partitions());
+                    return new OffloadScan(wanted, planned.partitions(), limit);
                 }
                 reason = planned.reason();
             }

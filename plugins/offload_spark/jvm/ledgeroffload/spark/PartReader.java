@@ -23,6 +23,8 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
 
     private final Iterator<TaskPlan.Part> parts;
     private final boolean readsValues;
+    /** How many rows may still be needed. */
+    private long left;
     private final Rows rows = new Rows();
     private final BatchColumns columns;
 
@@ -33,6 +35,8 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     private Tail tail;
     /** The next wanted chunk; that of the tail's end if there is none. */
     private int row;
+    /** Behind the last chunk of which rows are needed: the tail's end, unless {@link #left} ends before. */
+    private int rowStop;
     /** For a read of tails alone: the records of the chunk {@link #row} that were delivered. */
     private long within;
     /** The plain chunks from byte {@link #windowStart} on, as if nothing were compressed. */
@@ -45,8 +49,10 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     private SubBatches subBatches;
     private Damage damage;
 
-    public PartReader(List<TaskPlan.Part> parts, StructType schema) {
+    /** Make a reader that may end when it has delivered {@code limit} rows: nobody needs more. */
+    public PartReader(List<TaskPlan.Part> parts, StructType schema, long limit) {
         this.parts = parts.iterator();
+        this.left = limit;
         Set<String> names = Set.of(schema.fieldNames());
         readsValues = names.contains("value") || names.contains("key");
         columns = new BatchColumns(schema, rows);
@@ -54,6 +60,9 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
 
     @Override
     public boolean next() throws IOException {
+        if (left <= 0) {
+            return false;
+        }
         if (damage != null) {
             throw damage;
         }
@@ -71,6 +80,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
             }
             damage = named; // the rows before it come first
         }
+        left -= rows.count;
         return true;
     }
 
@@ -140,6 +150,15 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
             object.read(raw, raw.length, begin, fragment.storedSize());
             tail = new Tail(raw, part, fragment);
         }
+        rowStop = tail.count;
+        long needed = left;
+        for (int at = 0; at < rowStop; at++) {
+            needed -= isWanted(at) ? Math.min(tail.offsets[at] + tail.records[at], part.highOffset())
+                    - Math.max(tail.offsets[at], part.lowOffset()) : 0;
+            if (needed <= 0) {
+                rowStop = at + 1;
+            }
+        }
         row = wantedFrom(0);
         within = 0;
         return true;
@@ -147,7 +166,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
 
     private boolean isWanted(int at) {
         long offset = tail.offsets[at];
-        return tail.types[at] == 0 && offset >= part.first() && offset < part.until()
+        return at < rowStop && tail.types[at] == 0 && offset >= part.first() && offset < part.until()
                 && offset + tail.records[at] > part.lowOffset() && offset < part.highOffset()
                 && tail.times[at] >= part.firstTime() && tail.times[at] <= part.lastTime();
     }

@@ -47,14 +47,16 @@ final class PythonPlans {
      * Return the plan of a read with these filters.
      *
      * @param want {@code parts}, or {@code count} for the number of records alone
+     * @param limit how many rows are needed; the plan may leave out partitions behind these
      * @throws IllegalStateException if the package makes plans of another version
      */
     static Planned plan(SparkSession session, CaseInsensitiveStringMap options, StructType schema,
-            Filter[] filters, String want) {
+            Filter[] filters, String want, long limit) {
         UserDefinedPythonDataSource source =
                 session.sessionState().dataSourceManager().lookupDataSource(SOURCE);
         Map<String, String> asked = new HashMap<>(options.asCaseSensitiveMap());
         asked.put("javaplan", want);
+        asked.put("javalimit", Long.toString(limit));
         // The schema as given by the user is part of the relation, so the source need not check it again.
         PythonDataSourceCreationResult made = source.createDataSourceInPython(
                 SOURCE, new CaseInsensitiveStringMap(asked), Option.apply(schema));
