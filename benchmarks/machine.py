@@ -1,10 +1,13 @@
-"""The machine that a benchmark runs on: its description, and a check that servers write to a disk."""
+"""The machine that a benchmark runs on: its description, a check of its disk, and MinIO on it."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,3 +40,17 @@ def require_disk() -> None:
     kind = next((kinds[each] for each in (folder, *folder.parents) if each in kinds), "")
     if kind in IN_MEMORY:
         raise SystemExit(f"TMPDIR is {folder}, a {kind}: set TMPDIR to a folder on a disk")
+
+
+@contextmanager
+def minio() -> Iterator[str]:
+    """Run MinIO, with the credentials of its bucket in the environment."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from servers.catalogue import server
+    from servers.places import S3Place
+
+    with server("minio").running() as running:
+        place = running.place()
+        assert isinstance(place, S3Place)
+        os.environ |= place.environment
+        yield f"{place.url}/tier"

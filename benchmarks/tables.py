@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,20 +146,6 @@ def measured(url: str, folder: Path, size_bytes: int, rounds: int) -> dict[str, 
     return tables
 
 
-@contextmanager
-def minio() -> Iterator[str]:
-    """Run MinIO, with the credentials of its bucket in the environment."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from servers.catalogue import server
-    from servers.places import S3Place
-
-    with server("minio").running() as running:
-        place = running.place()
-        assert isinstance(place, S3Place)
-        os.environ |= place.environment
-        yield f"{place.url}/tier"
-
-
 def main() -> None:
     """Parse arguments, run the rounds, print the tables."""
     parser = argparse.ArgumentParser(
@@ -176,7 +161,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="tables.") as scratch:
         size, rounds, folder = arguments.size_mib * MIB, arguments.rounds, Path(scratch)
         if arguments.minio:
-            with minio() as url:
+            with machine.minio() as url:
                 tables = measured(url, folder, size, rounds)
         else:
             tables = measured(str(folder / "tier"), folder, size, rounds)

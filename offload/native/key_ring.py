@@ -28,7 +28,7 @@ from offload.native.key_objects import asking, listed_keys, open_key, store_key,
 
 KEPT_SECONDS: Final = 300.0
 KEPT_MAX: Final = 1024
-NO_SERVICE: Final = "no key service was given; use --keys, or set OFFLOAD_KEYS"
+NO_SERVICE: Final = "no key service was given; use --keys (`keys` in Python and Spark), or set OFFLOAD_KEYS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,7 @@ def _end_of(raw: bytes, at: int) -> int:
     return at + 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
 
 
-def _template(section: int, read: _Read, message: AmqpMessage, variable: frozenset[int]) -> Template | None:
+def _template(section: int, read: _Read, message: AmqpMessage, variable: frozenset[int]) -> Template:
     fields = _fields_of(section, message)
     steps: list[bytes | int] = [read.count]
     numbers: dict[int, int] = {}
@@ -206,8 +206,6 @@ def _template(section: int, read: _Read, message: AmqpMessage, variable: frozens
     if not steps[-1]:
         steps.pop()
     names = [*PROPERTY_NAMES] if section == PROPERTIES else [*fields]
-    if section in (ANNOTATIONS, APPLICATION) and len(names) != len(read.values):
-        return None
     slots: dict[str, Slot] = {}
     # A section without a column is written as well, because that checks its texts.
     texts = [b""] + [b'"'] * len(numbers)
