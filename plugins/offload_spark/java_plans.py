@@ -7,6 +7,9 @@ one tells the version, and why the Python source must read instead, if it must.
 Tasks have no credentials of a bucket. The plan has a signed read of each fragment instead (`SignsReads`),
 which is a secret: no other part of a plan is, and nothing shows it.
 
+A plan names the decoder of the read if Java makes some of its columns: that is `amqp` of this package, and no
+decoder of the same name from elsewhere. Which columns a query uses, only Java knows (`OffloadTable`).
+
 Invariant: a plan names only what the Java reader reads completely: fragments that are not encrypted, in a
 folder of this machine's file system or in a bucket whose store signs reads, and numbers below 2^63.
 """
@@ -42,11 +45,14 @@ from offload_spark.source import OffloadDataSource, PrunedReader
 __all__ = ["JavaPlanSource"]
 
 
-PLAN_VERSION: Final = 2
+PLAN_VERSION: Final = 3
 """The version of the plans. A jar refuses any other: `PythonPlans.VERSION`. Raise both with each change."""
 
 TAIL_SIZE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest tail that a Java task holds. An index of the most chunks that are possible has 21 MiB."""
+
+JAVA_DECODERS: Final = {"amqp": "offload_rabbitmq.decoder:AmqpDecoder"}
+"""The decoders of which Java makes columns, with the target that their plugin declares."""
 
 LONG_MAX: Final = 2**63 - 1
 COUNT: Final = "count"
@@ -91,7 +97,12 @@ class JavaPlanReader(PrunedReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the head of the plan, and the partitions of the read (`planning.plan`)."""
-        head: dict[str, Any] = {"version": self.version, "release": metadata.version("ledger-offload")}
+        decoder = decoder_of(self._options.decode, Plugins.find())
+        head: dict[str, Any] = {
+            "version": self.version,
+            "release": metadata.version("ledger-offload"),
+            "decoder": decoder,
+        }
         texts = list[str]()
         with self._open() as tier:
             if self._wanted == COUNT:
@@ -103,8 +114,17 @@ class JavaPlanReader(PrunedReader):
                 planned = with_rows(whole, self._limit)
                 head["reason"] = reason_of_parts(planned)
                 if not head["reason"]:
-                    texts = tier.run(texts_of(tier.catalogue, planned, seconds=self._options.signed_seconds))
+                    seconds = self._options.signed_seconds
+                    texts = tier.run(texts_of(tier.catalogue, planned, seconds=seconds, decoder=decoder))
         return [InputPartition(text) for text in (json.dumps(head), *texts)]
+
+
+def decoder_of(name: str, plugins: Plugins) -> str:
+    """Return the name for the plan; "other" if Java does not have this decoder, and "" if there is none."""
+    if not name:
+        return ""
+    target = plugins.by_name("decoder", name).target
+    return name if JAVA_DECODERS.get(name) == target else "other"
 
 
 async def count_all(catalogue: Catalogue, options: ReadOptions) -> int:
@@ -188,7 +208,7 @@ def _greatest(entries: Any) -> int:
 
 
 async def texts_of(
-    catalogue: Catalogue, planned: Sequence[Sequence[PlannedPart]], *, seconds: int
+    catalogue: Catalogue, planned: Sequence[Sequence[PlannedPart]], *, seconds: int, decoder: str
 ) -> list[str]:
     """Return the partitions of a plan as texts. Raises as `signed_reads` does if the tier is in a bucket."""
     assert isinstance(catalogue, ObjectStoreOffloader), "`reason_of_place` has looked"
@@ -200,10 +220,9 @@ async def texts_of(
     else:
         reads = await signed_reads(catalogue.store, keys, seconds=seconds)
         places, signed = [*reads.urls], _signed(reads)
-    following = iter(places)
+    following, same = iter(places), {"signed": signed, "decoder": decoder}
     return [
-        json.dumps({"parts": [_part(part, following) | {"signed": signed} for part in partition]})
-        for partition in planned
+        json.dumps({"parts": [_part(part, following) | same for part in partition]}) for partition in planned
     ]
 
 

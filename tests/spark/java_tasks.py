@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload_conformance import ledgers
 from offload_spark.bounds import ScanBounds
-from offload_spark.columns import Columns, schema_of
+from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.java_plans import LONG_MAX, JavaPlanReader
 from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, plan
@@ -96,7 +96,8 @@ def task_by_java(
     """Run one task. Raises Py4J's error, with the text of Java's."""
     jvm: Any = spark.sparkContext._jvm
     package = jvm.ledgeroffload.spark
-    types = {"stream": "string", "part": "int", "timestamp": "timestamp", "value": "binary", "key": "binary"}
+    types = {"stream": "string", "part": "int", "timestamp": "timestamp"}
+    types |= dict.fromkeys(("value", "key", "body"), "binary")
     ddl = ", ".join(f"{name} {types.get(name, 'bigint')}" for name in columns.split(","))
     schema = jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl)
     task, found = (
@@ -118,7 +119,8 @@ def _column(batch: Any, index: int, name: str) -> list[Any]:
     get = {
         "stream": lambda column, row: str(column.getUTF8String(row)),
         "part": lambda column, row: column.getInt(row),
-        "value": lambda column, row: bytes(column.getBinary(row)),
+        "value": lambda column, row: column.getBinary(row),
+        "body": lambda column, row: column.getBinary(row),
         "key": lambda column, row: None if column.isNullAt(row) else column.getBinary(row),
     }.get(name, lambda column, row: column.getLong(row))
     column = batch.column(index)
@@ -136,7 +138,8 @@ def task_by_python(
     tier: Blocking, options: ReadOptions, planned: Sequence[Sequence[PlannedPart]]
 ) -> list[Row]:
     columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
-    maker = BatchMaker(schema=columns.arrow, decoder=None, rows_max=1000, size_bytes_max=2**20)
+    decoder = decoder_named(options.decode, PLUGINS) if options.decode else None
+    maker = BatchMaker(schema=columns.arrow, decoder=decoder, rows_max=1000, size_bytes_max=2**20)
     scan, found = Scan(tier=tier, maker=maker, fail_on_data_loss=True), list[Row]()
     for batch in (batch for parts in planned for batch in scan.batches(parts)):
         arrays = [

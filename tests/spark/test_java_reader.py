@@ -410,7 +410,8 @@ class TestQueries:
         frame = self.frame(spark, tier, decode="amqp")
 
         assert "the Java reader" in self.plan(frame.select("offset", "value"))
-        assert "(Python)" in self.plan(frame.select("body"))
+        assert "the Java reader" in self.plan(frame.select("body"))
+        assert "(Python): a decoder makes the column properties" in self.plan(frame.select("properties"))
         reader("python")
         assert "(Python)" in self.plan(self.frame(spark, tier).select("offset"))
 
@@ -423,7 +424,7 @@ class TestQueries:
         reader("java")
 
         frame = self.frame(spark, url).where("offset >= 98").select("offset")
-        assert "(Python)" in self.plan(frame)
+        assert "(Python): the tier has hashed keys or a commit store" in self.plan(frame)
         assert [row[0] for row in frame.collect()] == [98, 99]
 
     def test_what_is_about_damage_the_python_source_reads(

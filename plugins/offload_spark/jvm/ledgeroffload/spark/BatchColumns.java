@@ -25,14 +25,19 @@ final class BatchColumns {
 
     ColumnarBatch batch(TaskPlan.Part part, TaskPlan.Fragment fragment) {
         ColumnVector[] found = new ColumnVector[schema.length()];
+        AmqpMessages messages = part.isAmqp() ? new AmqpMessages(rows) : null;
         for (int index = 0; index < found.length; index++) {
-            found[index] = column(schema.fields()[index], part, fragment);
+            found[index] = column(schema.fields()[index], part, fragment, messages);
         }
         return new ColumnarBatch(found, rows.count);
     }
 
-    private ColumnVector column(StructField field, TaskPlan.Part part, TaskPlan.Fragment fragment) {
+    private ColumnVector column(StructField field, TaskPlan.Part part, TaskPlan.Fragment fragment,
+            AmqpMessages messages) {
         DataType type = field.dataType();
+        if (messages != null && (field.name().equals("body") || field.name().equals("key"))) {
+            return new OfMessages(type, messages, field.name().equals("key"), rows.count);
+        }
         switch (field.name()) {
             case "offset":
                 return new Longs(type, rows.offsets);
@@ -47,13 +52,14 @@ final class BatchColumns {
                     case "stream" -> same.setUtf8String(UTF8String.fromString(part.name()));
                     case "part" -> same.setInt(part.number());
                     case "ledger" -> same.setLong(fragment.ledger());
-                    default -> same.setNull(); // the key: without a decoder, a record has none
+                    case "key" -> same.setNull(); // without a decoder, a record has none
+                    default -> throw new IllegalStateException("no column of Java: " + field.name());
                 }
                 return same;
         }
     }
 
-    /** A column without nulls. Each kind has one getter, and no other is ever called for its type. */
+    /** A column, without nulls unless it says so. Each kind has one getter: no other is called for its type. */
     private abstract static class Column extends ColumnVector {
         Column(DataType type) {
             super(type);
@@ -178,6 +184,55 @@ final class BatchColumns {
         @Override
         public BinaryView getBinaryView(int row) {
             return BinaryView.fromBytes(data, starts[row], sizes[row]);
+        }
+    }
+
+    /** The bodies or the keys of messages. */
+    private static final class OfMessages extends Column {
+        private final AmqpMessages messages;
+        private final boolean isKey;
+        private final int count;
+
+        OfMessages(DataType type, AmqpMessages messages, boolean isKey, int count) {
+            super(type);
+            this.messages = messages;
+            this.isKey = isKey;
+            this.count = count;
+        }
+
+        private AmqpMessages.Place at(int row) {
+            return isKey ? messages.key(row) : messages.body(row);
+        }
+
+        @Override
+        public boolean hasNull() {
+            return numNulls() > 0;
+        }
+
+        @Override
+        public int numNulls() {
+            int found = 0;
+            for (int row = 0; row < count; row++) {
+                found += isNullAt(row) ? 1 : 0;
+            }
+            return found;
+        }
+
+        @Override
+        public boolean isNullAt(int row) {
+            return isKey && messages.key(row) == null;
+        }
+
+        @Override
+        public byte[] getBinary(int row) {
+            AmqpMessages.Place found = at(row);
+            return Arrays.copyOfRange(found.data(), found.start(), found.start() + found.size());
+        }
+
+        @Override
+        public BinaryView getBinaryView(int row) {
+            AmqpMessages.Place found = at(row);
+            return BinaryView.fromBytes(found.data(), found.start(), found.size());
         }
     }
 }

@@ -31,6 +31,10 @@ final class Chunk {
         return (int) INT.get(data, at);
     }
 
+    static long longAt(byte[] data, int at) {
+        return (long) LONG.get(data, at);
+    }
+
     static int shortAt(byte[] data, int at) {
         return (short) SHORT.get(data, at) & 0xffff;
     }
@@ -52,8 +56,8 @@ final class Chunk {
         int type = data[start + 1] & 0xff;
         long entries = shortAt(data, start + 2);
         long records = intAt(data, start + 4) & 0xffffffffL;
-        long time = (long) LONG.get(data, start + 8);
-        long offset = (long) LONG.get(data, start + 24);
+        long time = longAt(data, start + 8);
+        long offset = longAt(data, start + 24);
         long dataSize = intAt(data, start + 36) & 0xffffffffL;
         long trailerSize = intAt(data, start + 40) & 0xffffffffL;
         int filterSize = data[start + 44] & 0xff;

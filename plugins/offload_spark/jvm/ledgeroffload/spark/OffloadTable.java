@@ -18,6 +18,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
 import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonScan;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.DataTypes;
@@ -30,9 +31,10 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * <p>Spark filters every row again, as it does for the Python source: filters only narrow what is fetched.
  */
 final class OffloadTable implements SupportsRead {
-    /** The columns that Java makes. The others are those of a decoder. */
-    private static final Set<String> COLUMNS =
-            Set.of("stream", "ledger", "offset", "timestamp", "key", "value", "part");
+    /** The columns that Java makes without a decoder. */
+    private static final Set<String> PLAIN = Set.of("stream", "ledger", "offset", "timestamp", "value", "part");
+    /** The columns of the decoder `amqp` that Java makes. Without a decoder, a key is null. */
+    private static final Set<String> DECODED = Set.of("body", "key");
 
     private final SparkSession session;
     private final PythonTable python;
@@ -136,16 +138,17 @@ final class OffloadTable implements SupportsRead {
                 return new Counted(
                         PythonPlans.plan(session, options, all, new Filter[0], "count", OffloadScan.ALL).count());
             }
-            String reason = reasonAgainst();
+            String reason = reasonAgainst(options.getOrDefault("decode", ""));
             if (reason.isEmpty()) {
                 boolean push = session.sessionState().conf().pythonFilterPushDown()
                         && options.getBoolean("pushdown", true);
                 PythonPlans.Planned planned = PythonPlans.plan(
                         session, options, all, push ? filters : new Filter[0], "parts", limit);
-                if (planned.reason().isEmpty()) {
+                // The decoder of this name may be that of another package: the plan knows.
+                reason = planned.reason().isEmpty() ? reasonAgainst(planned.decoder()) : planned.reason();
+                if (reason.isEmpty()) {
                     return new OffloadScan(wanted, planned.partitions(), limit);
                 }
-                reason = planned.reason();
             }
             org.slf4j.LoggerFactory.getLogger(OffloadTable.class)
                     .info("ledger-offload: the Python source reads: {}", reason);
@@ -153,14 +156,16 @@ final class OffloadTable implements SupportsRead {
             if (builder instanceof SupportsPushDownFilters pushing) {
                 pushing.pushFilters(filters);
             }
-            return builder.build();
+            Scan scan = builder.build();
+            return scan instanceof PythonScan found ? new LeftToPython(found, reason) : scan;
         }
 
-        private String reasonAgainst() {
-            boolean isDecoded = !options.getOrDefault("decode", "").isEmpty();
+        private String reasonAgainst(String decoder) {
             for (String name : wanted.fieldNames()) {
-                if (!COLUMNS.contains(name) || isDecoded && name.equals("key")) {
-                    return "a decoder makes the column " + name;
+                boolean isNull = name.equals("key") && decoder.isEmpty();
+                boolean isDecoded = DECODED.contains(name) && decoder.equals(PythonPlans.AMQP);
+                if (!PLAIN.contains(name) && !isNull && !isDecoded) {
+                    return "a decoder makes the column " + name + ", and not Java";
                 }
             }
             return "";

@@ -54,7 +54,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
         this.parts = parts.iterator();
         this.left = limit;
         Set<String> names = Set.of(schema.fieldNames());
-        readsValues = names.contains("value") || names.contains("key");
+        readsValues = names.contains("value") || names.contains("key") || names.contains("body");
         columns = new BatchColumns(schema, rows);
     }
 

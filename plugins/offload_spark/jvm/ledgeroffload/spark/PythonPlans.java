@@ -28,7 +28,9 @@ import scala.jdk.javaapi.CollectionConverters;
 final class PythonPlans {
     static final String SOURCE = "offload_java_plan";
     /** The version of the plans that this jar understands: PLAN_VERSION of offload_spark.java_plans. */
-    static final int VERSION = 2;
+    static final int VERSION = 3;
+    /** The name of the decoder whose columns Java makes. Plans name no other decoder than that of the package so. */
+    static final String AMQP = "amqp";
 
     private static final ObjectMapper JSON = new ObjectMapper();
 
@@ -40,7 +42,7 @@ final class PythonPlans {
     }
 
     /** A plan: the texts of its partitions, or the reason for which the Python source must read. */
-    record Planned(List<String> partitions, String reason, long count) {
+    record Planned(List<String> partitions, String reason, String decoder, long count) {
     }
 
     /**
@@ -85,7 +87,7 @@ final class PythonPlans {
                         + "=python");
             }
             return new Planned(List.copyOf(texts.subList(1, texts.size())), head.path("reason").asText(""),
-                    head.path("count").asLong(-1));
+                    head.path("decoder").asText(""), head.path("count").asLong(-1));
         } catch (IOException exc) {
             throw new IllegalStateException("the plan of the Python source is not JSON", exc);
         }

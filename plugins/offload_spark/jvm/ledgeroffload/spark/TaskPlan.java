@@ -38,11 +38,11 @@ public final class TaskPlan {
 
     /**
      * The chunks that begin in [first, until) and may have a record within the bounds. {@code signed} is null for
-     * files.
+     * files. {@code isAmqp} if the decoder `amqp` makes the columns body and key.
      */
     public record Part(String name, int number, String stream, byte[] digest, byte[] incarnation, long first,
             long until, long lowOffset, long highOffset, long firstTime, long lastTime,
-            Signed signed, List<Fragment> fragments) {
+            Signed signed, boolean isAmqp, List<Fragment> fragments) {
     }
 
     private TaskPlan() {
@@ -73,7 +73,8 @@ public final class TaskPlan {
         return new Part(text(part, "name"), (int) number(part, "number"), text(part, "stream"),
                 digestOf(text(part, "stream")), bytes(part, "incarnation"), number(part, "first"),
                 number(part, "until"), number(part, "low_offset"), number(part, "high_offset"),
-                number(part, "first_timestamp_ms"), number(part, "last_timestamp_ms"), signedOf(part.get("signed")), fragments);
+                number(part, "first_timestamp_ms"), number(part, "last_timestamp_ms"), signedOf(part.get("signed")),
+                text(part, "decoder").equals(PythonPlans.AMQP), fragments);
     }
 
     private static Signed signedOf(JsonNode signed) {
