@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from osiris_data import DATA, MANIFEST, body_of
+from ready import ReadyCommand
 
 from offload.cli.app import run
 
@@ -26,8 +27,6 @@ PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main im
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
 """The seed of everything that a test draws at random; such a test prints it."""
 
-
-DYING: Final = Path(__file__).parent / "faults" / "dying.py"
 
 STREAM_TOTALS: Final = frozenset(
     {"stream", "ledgers", "fragments", "records", "messages", "bytes"}
@@ -90,15 +89,14 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*PROGRAM, *map(str, arguments)], **piped | options)
 
 
-def start_dying(number: int, command: str, tier: Path, *arguments: object) -> subprocess.Popen[bytes]:
+def start_dying(number: int, command: str, tier: Path, *arguments: object) -> ReadyCommand:
     """Start a command that SIGKILL ends before its n-th call to the file system below `tier`; 0 is never."""
     return start_dying_below(tier, number, command, tier, *arguments)
 
 
-def start_dying_below(folder: Path, number: int, *words: object) -> subprocess.Popen[bytes]:
+def start_dying_below(folder: Path, number: int, *words: object) -> ReadyCommand:
     """Start a command line that SIGKILL ends before its n-th call to the file system below `folder`."""
-    argv = [sys.executable, "-W", "error", DYING, folder, number, *words]
-    return subprocess.Popen([*map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return ReadyCommand(*words, folder=folder, dies_at=number)
 
 
 def calls_of(ran: Ran) -> int:
@@ -107,9 +105,10 @@ def calls_of(ran: Ran) -> int:
     return int(ran.stderr.rpartition("calls: ")[2])
 
 
-def finish(process: subprocess.Popen[bytes], *, timeout_seconds: float = 60) -> Ran:
-    """Wait for a process that `start` began."""
+def finish(process: subprocess.Popen[bytes] | ReadyCommand, *, timeout_seconds: float = 60) -> Ran:
+    """Wait for a process that was started, and return what it did."""
     stdout, stderr = process.communicate(timeout=timeout_seconds)
+    assert process.returncode is not None
     return Ran(process.returncode, stdout or b"", (stderr or b"").decode())
 
 

@@ -20,7 +20,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from uuid import UUID
 
 from faults.rig import Writer, bare_store
 from protocol_world import CHUNK_RECORDS, Ledger
+from ready import ReadyCommand
 from servers import Place, Running
 from servers.proxy import Proxy, Request, proxied
 
@@ -155,7 +155,7 @@ class Outcome:
     text: str = ""
 
 
-def kill_at(proxy: Proxy, number: int, moment: str, process: subprocess.Popen[bytes]) -> None:
+def kill_at(proxy: Proxy, number: int, moment: str, process: ReadyCommand) -> None:
     """Kill `process` at the `number`-th request after this call."""
     begun = proxy.counts["requests"]
 

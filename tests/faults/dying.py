@@ -1,20 +1,16 @@
-"""Run `offload` in a process that SIGKILL ends before its n-th call to the file system below a folder.
+"""End a process by SIGKILL before its n-th call to the file system below a folder.
 
-    python tests/faults/dying.py FOLDER N trim FOLDER orders --before 10
-
-An audit hook of the interpreter reports each call before it is made, so the moments are exact. The program is
-the one that users run. If it ends before its n-th call, it prints on stderr how many calls it made.
+An audit hook of the interpreter reports each call before it is made, so the moments are exact.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
-
-from offload.cli.main import main
 
 CALLS: Final = {
     "open",
@@ -28,8 +24,12 @@ CALLS: Final = {
 }
 
 
-def die_at(folder: str, number: int) -> None:
-    """Count calls from now on, also those by a name within an open folder. Kill the process at `number`."""
+@contextmanager
+def calls_told(folder: str, number: int) -> Iterator[None]:
+    """Count calls from now on, also those by a name within an open folder. Kill the process at `number`.
+
+    At the end, print on stderr how many calls were made.
+    """
     made = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -43,10 +43,7 @@ def die_at(folder: str, number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    atexit.register(lambda: print(f"calls: {made}", file=sys.stderr))
-
-
-if __name__ == "__main__":
-    die_at(sys.argv[1], int(sys.argv[2]))
-    sys.argv[1:3] = []
-    main()
+    try:
+        yield
+    finally:
+        print(f"calls: {made}", file=sys.stderr)

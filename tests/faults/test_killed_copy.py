@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from campaign import CAMPAIGN
-from command_line import Ran, calls_of, finish, formula, offload, start, start_dying_below
+from command_line import Ran, calls_of, finish, formula, offload, start_dying_below
 from faults.actors import Ground, ground_of, kill_at
 from faults.rig import SEED
 from faults.test_killed_upkeep import STREAM, finely_cut
 from osiris_data import MANIFEST
+from ready import ReadyCommand
 from servers.session import Session
 
 KILLS = 10 if CAMPAIGN else 1
@@ -69,11 +69,10 @@ def steps(source: Ground, target: Ground) -> int:
 def killed(source: Ground, target: Ground, number: int, moment: str) -> Ran:
     """Run a copy, and kill it at this moment unless it ends before."""
     line = words(source, target, stoppable=True)
-    process: subprocess.Popen[bytes]
     if target.proxy is None:
         process = start_dying_below(folder_of(target), number, *line)
     else:
-        process = start(*line)
+        process = ReadyCommand(*line)
         kill_at(target.proxy, number, moment, process)
     return finish(process)
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import random
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
 import pytest
 from campaign import CAMPAIGN
-from command_line import SOURCE, Ran, finish, formula, offload, start
+from command_line import SOURCE, Ran, finish, formula, offload
 from faults.actors import kill_at
 from faults.rig import PROBE, SEED
 from osiris_data import MANIFEST, STREAMS
+from ready import ReadyCommand
 from servers import Place, Running, servers_at_risk
 from servers.proxy import Proxy, Request, proxied
 
@@ -38,10 +38,10 @@ class Tier:
     place: Place
     proxy: Proxy
 
-    def sync(self) -> subprocess.Popen[bytes]:
+    def sync(self) -> ReadyCommand:
         """Start a sync in a separate process."""
         options = [self.proxy.before(option) for option in self._options]
-        return start("sync", SOURCE, self.place.url, *options)
+        return ReadyCommand("sync", SOURCE, self.place.url, *options)
 
     def assert_sound(self) -> None:
         """Assert that there is no damage, and that every object is named or explained."""

@@ -20,10 +20,11 @@ from uuid import UUID
 
 import pytest
 from campaign import CAMPAIGN, campaign
-from command_line import Ran, calls_of, contents, finish, formula, offload, start, start_dying, sync
+from command_line import Ran, calls_of, contents, finish, formula, offload, start_dying, sync
 from faults.actors import Ground, ground_of, kill_at
 from faults.rig import EVERYWHERE, PROBE, SEED, bare_store
 from osiris_data import DATA, MANIFEST
+from ready import ReadyCommand
 from servers import Running, one_server_of
 
 from offload import Blocking, Plugins, TierOptions
@@ -92,7 +93,7 @@ class Tier:
             process = start_dying(number, command, self._folder, *arguments)
         else:
             options = _options(self.ground.stoppable().options)
-            process = start(command, self.ground.place.url, *arguments, *options)
+            process = ReadyCommand(command, self.ground.place.url, *arguments, *options)
             kill_at(self.ground.proxy, number, moment, process)
         ran = finish(process)
         assert ran.code in (0, -signal.SIGKILL) or "nothing is lost" in ran.stderr, ran.stderr

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from faults.rig import (
     guarded,
 )
 from protocol_world import CHUNK_RECORDS, Ledger
+from ready import FORKING
 from servers import Running, servers_at_risk
 
 from offload.contracts.change import Change
@@ -54,12 +54,8 @@ def _enter(gate: Gate) -> None:
 @pytest.fixture(scope="module")
 def racers() -> Iterator[ProcessPoolExecutor]:
     """Yield processes that begin each race together. They fork from one that has done the slow imports."""
-    forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(
-        ["hypothesis", "pytest", "offload_s3.store", "offload_gcs.store", "offload_azure.store"]
-    )
-    gate = forking.Barrier(PROCESSES)
-    with ProcessPoolExecutor(PROCESSES, forking, _enter, (gate,)) as pool:
+    gate = FORKING.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, FORKING, _enter, (gate,)) as pool:
         yield pool
 
 
