@@ -43,7 +43,7 @@ class TextForm(IntEnum):
     """As ISO 8601, from milliseconds since 1970."""
     UUID = 5
     RAW = 6
-    """As it is. A row with such values has none of `TEXT`."""
+    """As it is. A row with such values has none of `TEXT` and `ASCII`."""
     NONE = 7
     """Not at all."""
     FLOAT = 8
