@@ -14,7 +14,7 @@ SYMBOLS = (
     b"amqp:amqp-sequence:list", b"amqp:amqp-value:*", b"amqp:footer:map",
 )  # fmt: skip
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
-LISTS, MAPS = (HEADER, PROPERTIES, SEQUENCE), (DELIVERY, ANNOTATIONS, APPLICATION, FOOTER)
+LISTS = (HEADER, PROPERTIES, SEQUENCE)
 
 WIDTHS = (
     dict.fromkeys(range(0x40, 0x46), 0)
