@@ -30,7 +30,7 @@ class TestMemoryOffloader(OffloaderConformance):
         return set(self.objects)
 
 
-@few(CASES, 3, start=1)
+@few(CASES, 3, start=0)
 class TestSmallFragments(TestMemoryOffloader):
     """A ledger becomes many objects, uploaded one at a time."""
 
