@@ -190,23 +190,28 @@ class Object:
 
 
 class Served:
-    """A stream of one fragment, and its plan with the URL of a server."""
+    """A stream of one fragment or more, and its plan with the URL of a server for each."""
 
-    def __init__(self, folder: Path, spark: SparkSession, *, body_size: int = 5000) -> None:
+    def __init__(
+        self, folder: Path, spark: SparkSession, *, body_size: int = 5000, fragments: int = 1
+    ) -> None:
         url = str(folder / "tier")
         chunks = [
             build_chunk([Random(n).randbytes(body_size)] * 4, offset=4 * n, timestamp_ms=n, epoch=1)
-            for n in range(20)
+            for n in range(20 * fragments)
         ]
-        write(url, "orders", [MemoryHandle(chunks)])
-        (path,) = (folder / "tier").rglob("*.fragment")
-        self.spark, self.expected, self.object = spark, by_python(url), Object(path.read_bytes())
+        write(url, "orders", [MemoryHandle(chunks[20 * n :][:20]) for n in range(fragments)])
+        paths = sorted((folder / "tier").rglob("*.fragment"))
+        self.spark, self.expected = spark, by_python(url)
+        self.objects = [Object(path.read_bytes()) for path in paths]
+        self.object = self.objects[0]
         self.offsets = [(None, row[3]) for row in self.expected]
         """The rows of a read of `key` and `offset`, which fetches and checks all values too."""
 
         self.text = json.loads(plan_of(url, ALL)[1])
         [part] = self.text["parts"]
-        part["fragments"][0]["place"] = self.object.url
+        for fragment, each in zip(part["fragments"], self.objects, strict=True):
+            fragment["place"] = each.url
         self.signed = part["signed"] = {
             "seconds": 5,
             "until_ms": 2**60,
@@ -218,6 +223,10 @@ class Served:
         self, columns: str = "stream,part,ledger,offset,timestamp,value", *, limit: int = LONG_MAX
     ) -> list[Any]:
         return task_by_java(self.spark, json.dumps(self.text), columns, limit=limit)
+
+    def close(self) -> None:
+        for each in self.objects:
+            each.close()
 
     def fails(self, *, patience_ms: int = -1, stall_ms: int = 10_000) -> str:
         """Return the text of the error of a read, in which there is no URL.
@@ -236,7 +245,7 @@ class Served:
 @pytest.fixture
 def served(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path, spark)
-    with closing(made.object):
+    with closing(made):
         yield made
 
 
@@ -244,7 +253,15 @@ def served(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
 def large(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
     """A fragment of 9 MB: more than one window, and more than is fetched whole."""
     made = Served(tmp_path / "large", spark, body_size=120_000)
-    with closing(made.object):
+    with closing(made):
+        yield made
+
+
+@pytest.fixture
+def several(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
+    """Three fragments of 400 kB and 80 rows."""
+    made = Served(tmp_path / "several", spark, fragments=3)
+    with closing(made):
         yield made
 
 
@@ -378,7 +395,7 @@ def test_a_fragment_that_is_gone_says_to_run_the_query_again(served: Served) -> 
 @pytest.fixture
 def tiny(spark: SparkSession, tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "tiny", spark, body_size=10)
-    with closing(made.object):
+    with closing(made):
         yield made
 
 
@@ -439,8 +456,8 @@ ECHOES = (
     ("HTTP/1.1 {secret}\r\n\r\n", "ProtocolException"),
     (HEAD + "{secret}: x\r\n\r\n", "ProtocolException"),
     (HEAD + "X: a\0{url}\r\n\r\n", "ProtocolException"),
-    (HEAD + "Content-Length: {url}\r\n\r\n", "IllegalArgumentException"),
-    (HEAD + "Content-Length: {secret}\r\n\r\n", "IllegalArgumentException"),
+    (HEAD + "Content-Length: {url}\r\n\r\n", "NumberFormatException"),
+    (HEAD + "Content-Length: {secret}\r\n\r\n", "NumberFormatException"),
     ("{url}", "IOException"),
     ("{secret}", "IOException"),
     ("", "IOException: HTTP/1.1 header parser received no bytes"),
@@ -479,3 +496,72 @@ def test_an_error_of_a_body_that_quotes_the_request_is_repeated_without_its_text
     with pytest.raises(Exception, match=r"java\.io\.IOException: IOException\n") as failure:
         read.invoke(reply, arguments)
     assert SECRET not in str(failure.value)
+
+
+def test_the_next_fragment_is_asked_for_while_one_is_read_and_no_further_one(several: Served) -> None:
+    first, second, third = several.objects
+    asked, found = threading.Event(), list[tuple[bool, int]]()
+
+    def answer_second(*_: object) -> bool:
+        asked.set()
+        return False
+
+    def answer_first(*_: object) -> bool:
+        found.append((asked.wait(60), len(third.requests)))
+        return False
+
+    first.answer, second.answer = answer_first, answer_second
+    assert several.read() == several.expected
+    assert found == [(True, 0)]
+    assert [len(each.requests) for each in several.objects] == [1, 1, 1]
+
+
+def test_a_fragment_is_not_asked_for_ahead_if_a_limit_ends_before_it(several: Served) -> None:
+    assert several.read("key,offset", limit=10) == several.offsets[:12]
+    assert [len(each.requests) for each in several.objects] == [1, 0, 0]
+
+    assert several.read("key,offset", limit=81) == several.offsets[:84]
+    assert [len(each.requests) for each in several.objects] == [2, 1, 0]
+
+
+def test_a_request_ahead_that_fails_is_sent_again(several: Served) -> None:
+    second = several.objects[1]
+
+    def cut(handler: BaseHTTPRequestHandler, number: int, first: int, stop: int) -> bool:
+        return number == 1 and second.part(handler, first, stop, body=b"some", length=stop - first)
+
+    def refuse(handler: BaseHTTPRequestHandler, number: int, *_: int) -> bool:
+        return number == 1 and second.status(handler, 503)
+
+    for answer in (cut, refuse):
+        second.requests.clear()
+        second.answer = answer
+        assert several.read("key,offset") == several.offsets
+        assert len(second.requests) == 2
+
+
+def test_a_reply_ahead_is_bounded_and_ends_with_its_task(several: Served) -> None:
+    """The server of the second fragment sends for as long as anybody takes something."""
+    second, sent, ended = several.objects[1], list[int](), threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler, _: int, first: int, stop: int) -> bool:
+        try:
+            second.part(handler, first, stop, length=2**40)
+            while True:
+                sent.append(handler.wfile.write(bytes(2**16)))
+        except OSError:
+            ended.set()
+        return True
+
+    second.answer = answer
+    jvm: Any = several.spark.sparkContext._jvm
+    package = jvm.ledgeroffload.spark
+    schema = jvm.org.apache.spark.sql.types.StructType.fromDDL("offset bigint, value binary")
+    task = package.PartReader(
+        package.TaskPlan.of(json.dumps(several.text)), schema, jvm.java.lang.Long(LONG_MAX)
+    )
+    assert task.next()
+    task.close()
+
+    assert ended.wait(60)
+    assert sum(sent) < 2**25

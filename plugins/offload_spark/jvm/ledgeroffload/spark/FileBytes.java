@@ -38,6 +38,11 @@ final class FileBytes implements ObjectBytes {
     }
 
     @Override
+    public void begin() {
+        // There is nothing to wait for.
+    }
+
+    @Override
     public void forget() {
         // Nothing is kept.
     }

@@ -7,6 +7,8 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -57,6 +59,8 @@ final class HttpBytes implements ObjectBytes {
     private final boolean isSmall;
     /** A whole small object, or null. */
     private byte[] kept;
+    /** The first request, if it was sent before anybody waits for it. */
+    private CompletableFuture<HttpResponse<HttpReply>> begun;
     private HttpReply reply;
     /** The position of the reply's next byte, and that behind its last wanted one. */
     private long at;
@@ -69,6 +73,12 @@ final class HttpBytes implements ObjectBytes {
         this.fragment = fragment;
         this.signed = part.signed();
         this.isSmall = isWhole && fragment.storedSize() <= SMALL_SIZE;
+    }
+
+    @Override
+    public void begin() {
+        long stop = fragment.storedSize();
+        begun = send(isSmall ? 0 : stop - fragment.tailSize(), stop);
     }
 
     @Override
@@ -93,6 +103,15 @@ final class HttpBytes implements ObjectBytes {
 
     @Override
     public void close() {
+        if (begun != null) {
+            begun.thenAccept(found -> found.body().close());
+            begun.cancel(true);
+            begun = null;
+        }
+        closeReply();
+    }
+
+    private void closeReply() {
         if (reply != null) {
             reply.close();
             reply = null;
@@ -107,7 +126,7 @@ final class HttpBytes implements ObjectBytes {
             try {
                 if (reply == null || position + done < at || position + done - at > GAP_SIZE
                         || position + size > replyStop) {
-                    close();
+                    closeReply();
                     ask(position + done, Math.max(position + size, stop));
                 }
                 skipTo(position + done);
@@ -121,13 +140,13 @@ final class HttpBytes implements ObjectBytes {
                     if (isExact) {
                         reply.mustEnd(signed.stallMillis());
                     }
-                    close();
+                    closeReply();
                 }
             } catch (InterruptedIOException exc) {
-                close();
+                closeReply();
                 throw exc;
             } catch (IOException exc) {
-                close();
+                closeReply();
                 failing = failures++ == 0 ? System.nanoTime() : failing;
                 pause(exc, failures, (System.nanoTime() - failing) / 1_000_000);
             }
@@ -160,8 +179,8 @@ final class HttpBytes implements ObjectBytes {
         }
     }
 
-    /** Send a GET for the bytes from {@code start} to {@code stop}, and keep its reply. */
-    private void ask(long start, long stop) throws IOException {
+    /** Send a GET for the bytes from {@code start} to {@code stop}. */
+    private CompletableFuture<HttpResponse<HttpReply>> send(long start, long stop) {
         HttpRequest request;
         try {
             request = HttpRequest.newBuilder(URI.create(fragment.place())).GET()
@@ -171,13 +190,22 @@ final class HttpBytes implements ObjectBytes {
         } catch (IllegalArgumentException exc) { // whose text has the URL
             throw new IllegalStateException(fragment.key() + ": the plan has no URL of it");
         }
+        return Shared.CLIENT.sendAsync(request, head -> new HttpReply());
+    }
+
+    /** Wait for the reply about the bytes from {@code start} to {@code stop}, and keep it. */
+    private void ask(long start, long stop) throws IOException {
+        // The first request is the one that was begun, if one was. Else its reply is about other bytes, and refused.
+        CompletableFuture<HttpResponse<HttpReply>> sent = begun == null ? send(start, stop) : begun;
+        begun = null;
         HttpResponse<HttpReply> found;
         try {
-            found = Shared.CLIENT.send(request, head -> new HttpReply());
+            found = sent.get();
         } catch (InterruptedException exc) {
+            sent.cancel(true);
             throw interrupted();
-        } catch (IOException | RuntimeException exc) { // the client throws both for a head that it cannot read
-            throw new Again(said(exc), 0);
+        } catch (ExecutionException exc) {
+            throw new Again(said(exc.getCause()), 0);
         }
         reply = found.body();
         switch (found.statusCode()) {
@@ -235,7 +263,7 @@ final class HttpBytes implements ObjectBytes {
         int status = found.statusCode();
         Matcher code = CODE.matcher(reply.text(2000, signed.stallMillis()));
         String said = "HTTP " + status + (code.find() ? " " + code.group(1) : "");
-        close();
+        closeReply();
         if (status == 404 || status == 410) {
             throw ObjectBytes.gone(part, fragment, null);
         }

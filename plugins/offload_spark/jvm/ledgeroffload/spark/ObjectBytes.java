@@ -22,6 +22,12 @@ interface ObjectBytes extends AutoCloseable {
      */
     void read(byte[] into, int size, long position, long stop) throws IOException;
 
+    /**
+     * Send the first request that {@link #read} will need, and do not wait for its reply: that of the tail, or of a small
+     * object. At most as much as one reply holds arrives meanwhile. Call it once, before any read.
+     */
+    void begin();
+
     /** Forget all bytes that were fetched and not read: the next read asks the store again. */
     void forget();
 

@@ -1,7 +1,7 @@
 package ledgeroffload.spark;
 
 import java.io.IOException;
-import java.util.Iterator;
+import java.util.ArrayDeque;
 import java.util.List;
 import java.util.Set;
 import org.apache.spark.sql.connector.read.PartitionReader;
@@ -13,7 +13,8 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
  *
  * <p>Invariants: a batch holds only rows of chunks whose header and checksum were checked; damage is thrown
  * behind all rows before it; memory is bounded by one tail, one window of {@link #WINDOW_SIZE} or one larger
- * chunk, one sub-batch, and what of a bucket arrives ahead ({@link HttpReply}). If no value is wanted, only tails are read.
+ * chunk, one sub-batch, and what of a bucket arrives ahead: two replies ({@link HttpReply}), that of this fragment and the
+ * first of the next one. If no value is wanted, only tails are read.
  */
 public final class PartReader implements PartitionReader<ColumnarBatch> {
     private static final int WINDOW_SIZE = 8 << 20;
@@ -21,7 +22,10 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     /** A batch ends with the chunk that brings it to so many rows. A chunk has at most 65,535 entries. */
     private static final int BATCH_ROWS = 32_768;
 
-    private final Iterator<TaskPlan.Part> parts;
+    private record Next(TaskPlan.Part part, TaskPlan.Fragment fragment) {
+    }
+
+    private final ArrayDeque<Next> following = new ArrayDeque<>();
     private final boolean readsValues;
     /** How many rows may still be needed. */
     private long left;
@@ -29,9 +33,10 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     private final BatchColumns columns;
 
     private TaskPlan.Part part;
-    private Iterator<TaskPlan.Fragment> fragments = List.<TaskPlan.Fragment>of().iterator();
     private TaskPlan.Fragment fragment;
     private ObjectBytes object;
+    /** The next fragment in a bucket, whose first request is under way; null if there is none. */
+    private ObjectBytes ahead;
     private Tail tail;
     /** The next wanted chunk; that of the tail's end if there is none. */
     private int row;
@@ -51,7 +56,7 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
 
     /** Make a reader that may end when it has delivered {@code limit} rows: nobody needs more. */
     public PartReader(List<TaskPlan.Part> parts, StructType schema, long limit) {
-        this.parts = parts.iterator();
+        parts.forEach(part -> part.fragments().forEach(each -> following.add(new Next(part, each))));
         this.left = limit;
         Set<String> names = Set.of(schema.fieldNames());
         readsValues = names.contains("value") || names.contains("key") || names.contains("body");
@@ -104,6 +109,10 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
             object.close();
             object = null;
         }
+        if (ahead != null) {
+            ahead.close();
+            ahead = null;
+        }
     }
 
     /** Take one step: to the next fragment, or to more rows. Return false at the end. */
@@ -127,19 +136,25 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
     }
 
     private boolean openNext() throws IOException {
-        close();
-        while (!fragments.hasNext()) {
-            if (!parts.hasNext()) {
-                return false;
-            }
-            part = parts.next();
-            fragments = part.fragments().iterator();
+        if (object != null) {
+            object.close();
+            object = null;
         }
-        fragment = fragments.next();
+        Next next = following.poll();
+        if (next == null) {
+            return false;
+        }
+        part = next.part();
+        fragment = next.fragment();
         tail = null;
         windowStop = 0;
         // Before anything is allocated: the object is as large as the plan says.
-        object = ObjectBytes.of(part, fragment, readsValues);
+        object = ahead == null ? begun(next) : ahead;
+        ahead = null;
+        Next after = following.peek();
+        if (after != null && after.part().signed() != null && fragment.messages() < left) {
+            ahead = begun(after);
+        }
         byte[] raw = new byte[fragment.tailSize()];
         long begin = fragment.storedSize() - raw.length;
         object.read(raw, raw.length, begin, fragment.storedSize());
@@ -162,6 +177,12 @@ public final class PartReader implements PartitionReader<ColumnarBatch> {
         row = wantedFrom(0);
         within = 0;
         return true;
+    }
+
+    private ObjectBytes begun(Next next) throws IOException {
+        ObjectBytes made = ObjectBytes.of(next.part(), next.fragment(), readsValues);
+        made.begin();
+        return made;
     }
 
     private boolean isWanted(int at) {
