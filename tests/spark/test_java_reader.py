@@ -438,6 +438,18 @@ class TestQueries:
         assert "(Python)" in self.plan(skipping.groupBy().count())
         assert damage.count() == 0  # not the number of records
 
+    def test_a_count_of_encrypted_records_only_refuses_plain_ones(
+        self, spark: SparkSession, reader: Any, tier: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "keys").mkdir(mode=0o700)
+        reader("java")
+        strict = {"encryptedOnly": "true", "keys": f"keyfile:{tmp_path / 'keys'}"}
+        frame = self.frame(spark, tier, stream="tiny", **strict)
+
+        assert "(Python)" in self.plan(frame.groupBy().count())
+        with pytest.raises(Exception, match="expected encrypted, found in the clear"):
+            frame.count()
+
     def test_another_reader_is_refused(self, spark: SparkSession, reader: Any, tier: str) -> None:
         reader("perl")
 

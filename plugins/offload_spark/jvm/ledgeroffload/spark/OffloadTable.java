@@ -111,8 +111,10 @@ final class OffloadTable implements SupportsRead {
             return isCount;
         }
 
-        private static boolean isCountOfAll(Aggregation aggregation) {
-            return aggregation.groupByExpressions().length == 0
+        /** With {@code encryptedOnly} the Python source counts: it refuses plain fragments, and a manifest does not. */
+        private boolean isCountOfAll(Aggregation aggregation) {
+            return !options.getBoolean("encryptedonly", false)
+                    && aggregation.groupByExpressions().length == 0
                     && aggregation.aggregateExpressions().length == 1
                     && aggregation.aggregateExpressions()[0] instanceof CountStar;
         }
