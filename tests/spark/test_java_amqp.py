@@ -150,6 +150,28 @@ HOSTILE = [
         + b"\x50" + b"\1" * count
         for count in (213, 214, 215)
     ),
+    # Values that their type forbids, and beside them some that it allows.
+    *(
+        VALUE + b"\x73" + struct.pack(">I", code)
+        for code in (0x7F, 0xD7FF, 0xD800, 0xDFFF, 0xE000, 0x10FFFF, 0x110000, 0x80000041)
+    ),
+    *(VALUE + b"\x56" + bytes((code,)) for code in (0, 1, 2, 255)),
+    *(
+        VALUE + sized(code, text)
+        for code in (0xA1, 0xA3)
+        for text in (
+            b"\xc3\xa9", b"\x7f", b"\x80", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf0\x9f\x98",
+            b"\xf0\x9f\x98\x80" * 700, b"\xf0\x9f\x98\x80" * 700 + b"\xf0",
+        )
+    ),
+    *(
+        VALUE + b"\xe0" + bytes((len(head) + 3, 1)) + b"\0" + head + b"\x41"
+        for head in (b"\x45", b"\x44", b"\xc0\1\0")
+    ),
+    VALUE + b"\xe0\6\1\0\0\x41\x41\x41",
+    *(VALUE + b"\xe0\2" + bytes((count,)) + b"\xff" for count in (0, 1)),
+    # Beside each other, and not in each other.
+    *(VALUE + compound(0xC0, [each] * 40) for each in (b"\xe0\4\1\0\x41\x41", b"\0\x41\x41", b"\xc0\1\0")),
     # Most records are smaller than what their first bytes ask for.
     *(PROPERTIES + head for head in (b"\xd0", b"\xd0\0\0\0\4", b"\xc0\1", b"\xa0", b"")),
     DATA + b"\xb0" + LARGE,
