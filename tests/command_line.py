@@ -13,13 +13,19 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+import typer.main
 from osiris_data import DATA, MANIFEST, body_of
 from ready import ReadyCommand
 
 from offload.cli.app import run
+
+# The library reads the annotations of each command four times in every run, a tenth of the CPU of tests that
+# run commands. What it finds depends on the command alone.
+typer.main.get_params_from_function = lru_cache(64)(typer.main.get_params_from_function)
 
 PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main import main; main()")
 """The program as a command that another process can run."""
