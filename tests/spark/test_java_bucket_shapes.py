@@ -48,7 +48,7 @@ class Read:
         return self.tier.run(plan(self.tier.catalogue, options_of(self.place.url, **given), bounds))
 
     def by_java(self, planned: Sequence[Sequence[PlannedPart]], columns: str) -> list[Row]:
-        texts = self.tier.run(texts_of(self.tier.catalogue, planned, seconds=600))
+        texts = self.tier.run(texts_of(self.tier.catalogue, planned, seconds=600, decoder=""))
         return [row for text in texts for row in task_by_java(self.spark, text, columns)]
 
     def by_python(self, planned: Sequence[Sequence[PlannedPart]]) -> list[Row]:
