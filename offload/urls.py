@@ -25,6 +25,9 @@ _NO_COLON: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)//(?=[^/])")
 _LOGIN: Final = re.compile(r"(^[A-Za-z0-9+.-]*:|//)[^/]*@")
 """A login behind the scheme, or behind two slashes: `vault:https://user@host`."""
 
+_OF_PATHS: Final = frozenset({"file", "rabbitmq"})
+"""The schemes with a path behind two slashes. It is relative without a third one."""
+
 _WINDOWS: Final = re.compile(r"[A-Za-z]:([/\\]|$)|\\\\")
 
 
@@ -47,10 +50,12 @@ def scheme_of(url: str) -> str | None:
         return None
     word, slashes = match.groups()
     if not slashes:
+        rest = _without_login(url[match.end() :])
+        if word.lower() not in _OF_PATHS:
+            rest = rest.lstrip("/")
         raise Misuse(
             f"{_without_login(url)!r} is not a URL: use {word.lower()}:// and two slashes, as in "
-            f"{word.lower()}://{_without_login(url[match.end() :]).lstrip('/')}; "
-            f"a folder of that name is ./{word}:…"
+            f"{word.lower()}://{rest}; a folder of that name is ./{word}:…"
         )
     return str(word.lower())
 

@@ -302,13 +302,13 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("arguments", "hint"),
         [
-            (("ls", "s3:/bucket/x"), "s3://"),
+            (("ls", "s3:/bucket/x"), "as in s3://bucket/x;"),
             (("sync", SOURCE, "S3:/bucket/x"), "./S3:…"),
-            (("check", "file:/srv/tier"), "file://"),
+            (("check", "file:/srv/tier"), "as in file:///srv/tier;"),
             (("sync", SOURCE, "s3//bucket/x"), "s3://bucket/x"),
             (("run", "rabbitmq//srv/stream", "TIER"), "rabbitmq://srv/stream"),
             (("verify", "gs:bucket"), "gs://"),
-            (("sync", "rabbitmq:/var/lib/rabbitmq", "TIER"), "rabbitmq://"),
+            (("sync", "rabbitmq:/var/lib/rabbitmq", "TIER"), "as in rabbitmq:///var/lib/rabbitmq;"),
             (("ls", "C:\\tier"), "Windows"),
             (("ls", "c:/tier"), "Windows"),
             (("ls", "\\\\host\\tier"), "Windows"),
