@@ -438,6 +438,17 @@ class TestQueries:
         assert "(Python)" in self.plan(skipping.groupBy().count())
         assert damage.count() == 0  # not the number of records
 
+    @pytest.mark.parametrize("column", ["value", "properties"])
+    def test_a_time_that_python_cannot_hold_is_not_pushed(
+        self, spark: SparkSession, reader: Any, tier: str, column: str
+    ) -> None:
+        reader("java")
+        frame = self.frame(spark, tier, stream="tiny", decode="amqp").where("offset < 7").select(column)
+        late, early = (f"timestamp'{year}-01-01'" for year in ("+10000", "-0001"))
+
+        for where in (f"timestamp < {late}", f"timestamp > {early}", f"timestamp not in ({early}, {late})"):
+            assert len(frame.where(where).collect()) == 7
+
     def test_a_count_of_encrypted_records_only_refuses_plain_ones(
         self, spark: SparkSession, reader: Any, tier: str, tmp_path: Path
     ) -> None:

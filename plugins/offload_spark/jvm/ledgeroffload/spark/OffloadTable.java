@@ -1,5 +1,8 @@
 package ledgeroffload.spark;
 
+import java.sql.Timestamp;
+import java.time.Instant;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.catalyst.InternalRow;
@@ -24,6 +27,8 @@ import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.Product;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * The table of a batch read. What Java cannot read, the scan of the Python source reads, which it replaces.
@@ -35,6 +40,9 @@ final class OffloadTable implements SupportsRead {
     private static final Set<String> PLAIN = Set.of("stream", "ledger", "offset", "timestamp", "value", "part");
     /** The columns of the decoder `amqp` that Java makes. Without a decoder, a key is null. */
     private static final Set<String> DECODED = Set.of("body", "key");
+
+    private static final Instant YEAR_1 = Instant.parse("0001-01-01T00:00:00Z");
+    private static final Instant YEAR_10000 = Instant.parse("+10000-01-01T00:00:00Z");
 
     private final SparkSession session;
     private final PythonTable python;
@@ -86,8 +94,21 @@ final class OffloadTable implements SupportsRead {
 
         @Override
         public Filter[] pushFilters(Filter[] given) {
-            filters = given;
+            filters = Arrays.stream(given).filter(Builder::hasTimesOfPython).toArray(Filter[]::new);
             return given;
+        }
+
+        /** Whether Python's class of times can hold all times of a filter: PySpark fails with another one. */
+        private static boolean hasTimesOfPython(Object each) {
+            if (each instanceof Object[] values) {
+                return Arrays.stream(values).allMatch(Builder::hasTimesOfPython);
+            }
+            if (each instanceof Filter && each instanceof Product fields) {
+                return CollectionConverters.asJava(fields.productIterator().toSeq()).stream()
+                        .allMatch(Builder::hasTimesOfPython);
+            }
+            Instant at = each instanceof Timestamp old ? old.toInstant() : each instanceof Instant of ? of : YEAR_1;
+            return !at.isBefore(YEAR_1) && at.isBefore(YEAR_10000);
         }
 
         @Override
