@@ -384,12 +384,11 @@ def test_a_redirect_is_not_followed(served: Served) -> None:
     assert len(served.object.requests) == 1
 
 
-def test_a_fragment_that_is_gone_says_to_run_the_query_again(served: Served) -> None:
+def test_a_fragment_that_is_gone_says_to_load_the_frame_again(served: Served) -> None:
     served.object.answer = lambda handler, *_: served.object.status(handler, 404)
 
-    assert "trimmed or replaced since the read was planned, or it was lost. Run the query again" in (
-        served.fails(patience_ms=60_000)
-    )
+    said = served.fails(patience_ms=60_000)
+    assert "trimmed or replaced since the read was planned, or it was lost. A frame keeps its plan" in said
 
 
 @pytest.fixture

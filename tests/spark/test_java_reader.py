@@ -449,6 +449,29 @@ class TestQueries:
         for where in (f"timestamp < {late}", f"timestamp > {early}", f"timestamp not in ({early}, {late})"):
             assert len(frame.where(where).collect()) == 7
 
+    def test_a_frame_keeps_its_plan_until_it_is_loaded_again(
+        self, spark: SparkSession, reader: Any, tmp_path: Path
+    ) -> None:
+        url = str(tmp_path / "tier")
+        with Blocking(url) as made:
+            made.append("orders", [b"one"])
+        reader("java")
+        frame = self.frame(spark, url)
+        assert len(frame.collect()) == 1
+        with Blocking(url) as made:
+            made.append("orders", [b"two"])
+        assert len(frame.collect()) == 1
+
+        for path in (tmp_path / "tier").rglob("*.fragment"):
+            path.rename(path.with_suffix(".moved"))
+        reader("python")  # does not help: the reader is a part of the plan
+        with pytest.raises(Exception, match=r"it was lost\. A frame keeps its plan: load it again, if need"):
+            frame.collect()
+
+        for path in (tmp_path / "tier").rglob("*.moved"):
+            path.rename(path.with_suffix(".fragment"))
+        assert len(self.frame(spark, url).collect()) == 2
+
     def test_a_count_of_encrypted_records_only_refuses_plain_ones(
         self, spark: SparkSession, reader: Any, tier: str, tmp_path: Path
     ) -> None:

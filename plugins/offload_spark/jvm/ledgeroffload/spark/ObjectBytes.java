@@ -38,6 +38,6 @@ interface ObjectBytes extends AutoCloseable {
     static IllegalStateException gone(TaskPlan.Part part, TaskPlan.Fragment fragment, Exception cause) {
         return new IllegalStateException("stream '" + part.stream() + "': " + fragment.key()
                 + " is gone: it was trimmed or replaced since the read was planned, or it was lost. "
-                + "Run the query again, or set " + JavaReader.SETTING + "=python", cause);
+                + "A frame keeps its plan: load it again, if need be with " + JavaReader.SETTING + "=python", cause);
     }
 }
