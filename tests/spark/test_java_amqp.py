@@ -230,6 +230,10 @@ KEYS = [
     SUBJECT + VALUE + sized(0xA1, b"\xff"),
     SUBJECT + b"\0",
     SUBJECT + SUBJECT,
+    *(PROPERTIES + compound(0xC0, [ORDERS] * fields) for fields in (4, 13, 14)),
+    *(b"\0Sp" + compound(0xC0, [b"\x41"] * fields) + SUBJECT for fields in (5, 6)),
+    *(kind + encoded([1]) + DATA + sized(0xA0, b"body") for kind in (VALUE, SEQUENCE)),
+    *(DATA + sized(0xA0, b"body") + kind + encoded([1]) for kind in (VALUE, SEQUENCE)),
     DATA + sized(0xA0, b"body") + SUBJECT,
     DATA + sized(0xA0, b"one") + SUBJECT + DATA + sized(0xA0, b"two"),
     SEQUENCE + encoded([1]) + SUBJECT + SEQUENCE + encoded(["a", b"b"]),
@@ -275,12 +279,13 @@ def test_messages_in_sub_batches_and_behind_bounds_are_decoded_alike(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     bodies = [annotated(ROUTING_KEY, encoded(f"key {number}")) for number in range(20)]
-    entries = [bodies[0], *(SubBatch.of(bodies, codec) for codec in Codec), KEYS[5], bodies[1]]
+    cut = [DATA + b"\xa0", DATA + b"\xb0", DATA[:2], VALUE + b"\xd0"]  # nothing is behind the last of a batch
+    batches = [SubBatch.of([*bodies, each], codec) for each, codec in zip(cut * 2, Codec, strict=False)]
+    entries = [bodies[0], *batches, KEYS[5], bodies[1]]
     url = str(tmp_path / "tier")
     chunks = [
         build_chunk(entries, offset=0, timestamp_ms=1, epoch=1),
-        build_chunk(bodies, offset=sum(20 if isinstance(each, SubBatch) else 1 for each in entries),
-                    timestamp_ms=2, epoch=1),
+        build_chunk(bodies, offset=3 + 21 * len(batches), timestamp_ms=2, epoch=1),
     ]  # fmt: skip
     write(url, "orders", [MemoryHandle(chunks)])
     last = by_python(url, **AMQP)[-1][0]
