@@ -170,6 +170,9 @@ HOSTILE = [
     ),
     VALUE + b"\xe0\6\1\0\0\x41\x41\x41",
     *(VALUE + b"\xe0\2" + bytes((count,)) + b"\xff" for count in (0, 1)),
+    # A map of one pair that claims to have a key more, or has it.
+    *(VALUE + b"\xc1\4" + bytes((count,)) + b"\x41\x54\1" for count in (1, 2, 3, 4)),
+    *(VALUE + b"\xc1\4" + bytes((count,)) + b"\x41\x40\x42" for count in (2, 3)),
     # Beside each other, and not in each other.
     *(VALUE + compound(0xC0, [each] * 40) for each in (b"\xe0\4\1\0\x41\x41", b"\0\x41\x41", b"\xc0\1\0")),
     # Most records are smaller than what their first bytes ask for.

@@ -208,7 +208,7 @@ final class AmqpValues {
     }
 
     private void map(long count) throws Broken {
-        expect(count <= stop - at); // an odd number leaves a key over, so the map does not end at its end
+        expect(count <= stop - at && count % 2 == 0);
         int[] keys = new int[(int) Math.min(count / 2, FEW)];
         int pairs = 0;
         boolean areShortTexts = true;
