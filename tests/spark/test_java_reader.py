@@ -155,6 +155,19 @@ def test_a_limit_gives_the_first_rows_and_leaves_out_what_follows(
     )
 
 
+def test_a_limit_leaves_out_partitions_only_if_those_before_have_enough_rows(tmp_path: Path) -> None:
+    url = str(tmp_path / "tier")
+    chunks = [build_chunk([b"body"] * 10, offset=10 * n, timestamp_ms=n, epoch=1) for n in range(3)]
+    write(url, "orders", [MemoryHandle(chunks)])
+
+    def count(limit: int, bounds: ScanBounds = ALL) -> int:
+        return len(plan_of(url, bounds, limit=limit, minPartitions="3")[1:])
+
+    assert [count(limit) for limit in (1, 10, 11, 20, 21, 31)] == [1, 1, 2, 2, 3, 3]
+    assert [count(limit, ScanBounds(first_offset=5)) for limit in (5, 6)] == [1, 2]
+    assert count(1, ScanBounds(first_timestamp_ms=1)) == 3  # a manifest does not say whose chunks those are
+
+
 class Damaged:
     """A stream of one fragment, whose bytes can be changed."""
 
