@@ -168,6 +168,17 @@ def test_a_limit_leaves_out_partitions_only_if_those_before_have_enough_rows(tmp
     assert count(1, ScanBounds(first_timestamp_ms=1)) == 3  # a manifest does not say whose chunks those are
 
 
+def test_a_limit_counts_only_rows_within_the_bounds(spark: SparkSession, tmp_path: Path) -> None:
+    url, bounds = str(tmp_path / "tier"), ScanBounds(first_offset=8, next_offset=23)
+    chunks = [build_chunk([b"body"] * 10, offset=10 * n, timestamp_ms=n, epoch=1) for n in range(3)]
+    write(url, "orders", [MemoryHandle(chunks)])
+
+    for columns in ("offset", "offset,value"):
+        for limit, found in ((1, 2), (2, 2), (3, 12), (12, 12), (13, 15), (16, 15)):
+            rows = by_java(spark, url, bounds, limit=limit, columns=columns)
+            assert [row[0] for row in rows] == [*range(8, 8 + found)]
+
+
 class Damaged:
     """A stream of one fragment, whose bytes can be changed."""
 
