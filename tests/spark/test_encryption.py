@@ -109,7 +109,7 @@ def test_what_spark_writes_encrypted_is_read_by_spark_and_by_the_command(
 
 
 def test_a_read_without_keys_names_the_stream_and_the_remedy(spark: SparkSession, tier: Path) -> None:
-    missing = "stream 'orders' is encrypted, and no key service was given; use --keys, or set OFFLOAD_KEYS"
+    missing = "stream 'orders' is encrypted, and no key service was given; use --keys .`keys` in Python"
 
     with pytest.raises(Exception, match=missing):
         values(spark, tier)
