@@ -281,7 +281,7 @@ final class HttpBytes implements ObjectBytes {
         }
         if (status < 404 && System.currentTimeMillis() >= signed.untilMillis()) {
             throw new IllegalStateException(subject + "the signed requests of this plan expired after "
-                    + signed.seconds() + " s (" + said + "). Run the query again with a larger signedSeconds, or set "
+                    + signed.seconds() + " s (" + said + "). Load the frame again, with a larger signedSeconds or after "
                     + JavaReader.SETTING + "=python. Signed requests also end with the credentials that signed them");
         }
         throw new IllegalStateException(subject + "the store refused a signed request: " + said
