@@ -101,7 +101,9 @@ class KeptConnection:
 
         Raises `NotOffloaded` for an unknown stream, `Denied` for a refusal, and `TryAgain` otherwise.
         """
-        client = await self._opened()
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations, client = task.cancelling(), await self._opened()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await request(client)
@@ -113,6 +115,9 @@ class KeptConnection:
         except Exception as error:
             raise self._lost(client, f"{what}: {_named(error)}") from error
         self._answered()
+        # The library's `wait_for` loses a cancellation that comes with the answer, in Python 3.11.
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError
         return answer
 
     def holds(self, client: object) -> bool:

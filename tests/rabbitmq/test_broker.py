@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from certificates import certificate, served
 from growing_source import Clock
 from offload_rabbitmq import connection
 from offload_rabbitmq.broker import RabbitmqBroker
+from rstream.client import Client
 from stream_port import SUBSCRIBE, PortFault, StreamPort
 
 from offload import Session, build_chunk
@@ -116,6 +117,32 @@ class TestQuestions:
                 waiting.cancel()
                 await until(lambda: not world.port.subscriptions)
             assert (world.port.connections, broker.error) == (1, None)
+
+        run(world, scenario)
+
+    def test_a_question_is_given_up_although_the_client_loses_the_cancellation(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As `wait_for` of Python 3.11 does if the answer comes at that moment."""
+        subscribe, answered = Client.subscribe, asyncio.Event()
+
+        async def losing(client: Client, *given: Any, **named: Any) -> None:
+            await subscribe(client, *given, **named)
+            answered.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+        monkeypatch.setattr(Client, "subscribe", losing)
+        world = World()
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            waiting = asyncio.ensure_future(broker.committed(FOLDER, 30))
+            await answered.wait()
+            waiting.cancel()
+            async with asyncio.timeout(60):
+                await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            await until(lambda: not world.port.subscriptions)
 
         run(world, scenario)
 
