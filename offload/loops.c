@@ -217,8 +217,8 @@ static uint8_t *instant(uint8_t *out, int64_t ms)
     return out;
 }
 
-/* Write a value in this form, and return where it ends; NULL if it has no such text. A number takes at most 20 bytes, a
-   ESCAPE_ROOM for each byte of a text. */
+/* Write a value in this form, and return where it ends; NULL if it has no such text. An integer takes at most 20 bytes,
+   a time 24, a UUID 36, and a text ESCAPE_ROOM for each of its bytes. */
 static uint8_t *transcribed(uint8_t *out, int64_t form, const uint8_t *from, int64_t size, uint8_t *beyond)
 {
     static const char digits[] = "0123456789abcdef";
@@ -260,11 +260,12 @@ static uint8_t *transcribed(uint8_t *out, int64_t form, const uint8_t *from, int
    edges[k + 1] of `out`. First, `first` bytes of `texts`; then, for each value, its text, and so many further bytes
    of `texts`. A step is four numbers: its kind; its width; the form of the value, and the bytes behind it.
 
-   A number has 1 to 8 bytes, a UUID has 16. TEXT and ASCII are written as JSON has them between quotes, RAW as it is, and
-   NONE not at all, so it counts as no value. A row is not found if a value has no text in its form. beyond[k] says that a TEXT has bytes that are no ASCII: whether they are
-   UTF-8 is not known. The text of value v of row k is sizes[k + v * rows] bytes, at places[k + v * rows] of `out`;
-   for TEXT and ASCII, of `data`. A row takes at most `fixed` bytes, and `growth` for each of its own: ESCAPE_ROOM if
-   there are TEXT or ASCII, else 1. Return how many were found, or -1 if a row might not fit into `room`. */
+   A number has 1 to 8 bytes, a UUID has 16. TEXT and ASCII are written as JSON has them between quotes, RAW as it
+   is, and NONE not at all, so it counts as no value. A row is not found if a value has no text in its form.
+   beyond[k] says that a TEXT has bytes that are no ASCII: whether they are UTF-8 is not known. The text of value v
+   of row k is sizes[k + v * rows] bytes, at places[k + v * rows] of `out`; for TEXT and ASCII, of `data`. A row takes
+   at most `fixed` bytes, and `growth` for each of its own: ESCAPE_ROOM if there are TEXT or ASCII, else 1. Return how
+   many were found, or -1 if a row might not fit into `room`. */
 int64_t offload_transcribe(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *stops, int64_t rows,
                            const int64_t *steps, int64_t count, const uint8_t *literals,
                            const uint8_t *texts, int64_t first, int64_t fixed, int64_t growth,

@@ -171,7 +171,7 @@ def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
 def _heads_of(record: bytes) -> list[_Head] | None:
     """Return the sections of a record; None if it is not plain."""
     heads, at, seen = list[_Head](), 0, set[int]()
-    while at < len(record):
+    while at + _HEAD_SIZE_BYTES <= len(record):
         section, width = _HEADS.get(int.from_bytes(record[at : at + _HEAD_SIZE_BYTES], "big"), (0, 0))
         kind = DATA if section == VALUE else section
         if not section or kind in seen:

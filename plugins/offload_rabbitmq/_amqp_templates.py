@@ -1,11 +1,12 @@
 """Templates of sections: what is the same in the sections of many messages, and where their values differ.
 
 Programs write the same fields again and again. So a template is learned from a few sections of a block:
-which constructors and map keys follow each other, and which values are the same in all of these. Then NumPy
-compares all sections of the block with it, and finds the values that differ. No section is guessed: every
-byte of it is compared with the template, or belongs to a value of a known kind, and its size must fit.
+which constructors and map keys follow each other, and which values are the same in all of these. Then all
+sections of the block are compared with it, and the ones that fit are written as JSON (`formats.transcripts`).
+No section is guessed: every byte of it is compared with the template, or belongs to a value of a known kind,
+and its size must fit.
 
-A text that JSON must escape, or that is no UTF-8, does not fit.
+A section with a text that is no UTF-8 does not fit.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ ROUTING_KEY: Final = "x-routing-key"
 _SUBJECT: Final = "subject"
 _DESCRIBED: Final = 0x00
 _HEAD_SIZE_BYTES: Final = 4
+_TEXTS_SIZE_BYTES_MAX: Final = 4096
+"""The most bytes of text that a template has beside its values. Each row that is tried has room for them."""
 _SIZES: Final = (0, 1, 2, 4, 8, 16)
 """The bytes of a value whose constructor is 0x4., 0x5., and so on to 0x9."""
 
@@ -146,7 +149,9 @@ def learned(
             if value[0] not in _FORMS:
                 return None
             variable.add(number)
-    return _template(section, first, message, frozenset(variable))
+    template = _template(section, first, message, frozenset(variable))
+    is_large = sum(map(len, template.transcriber.texts)) > _TEXTS_SIZE_BYTES_MAX
+    return None if is_large else template
 
 
 @dataclass(frozen=True, slots=True)

@@ -464,6 +464,40 @@ def test_sections_that_all_differ_do_not_grow_the_memory(monkeypatch: pytest.Mon
     assert max(map(len, kept._templates.values())) <= _amqp_columns.TEMPLATES_MAX
 
 
+def test_long_texts_of_some_messages_take_no_room_for_each_of_the_others() -> None:
+    """A template of them would ask for its text once for each row that is tried."""
+
+    def wide(items: list[bytes], number: int) -> bytes:
+        body = b"".join([*items, encoded("last"), b"\x55%c" % (number % 128)])
+        return APPLICATION + b"\xd1" + struct.pack(">II", 4 + len(body), 2 + len(items)) + body
+
+    amqp = AmqpDecoder()
+    shared = b"\x00" + encoded("\x01" * 16) + b"\x40"  # the descriptor of 3,200 values without bytes
+    array = b"\xf0" + struct.pack(">II", 4 + len(shared), 3_200) + shared
+    long = [encoded("a"), array, encoded("b"), encoded("x" * 3_700)]
+    for items in (long, []):
+        amqp.columns(RecordBytes.of([wide(items, number) for number in range(40)]), ["key"])
+    others = RecordBytes.of([wide([encoded("c"), encoded(None)], number) for number in range(2_000)])
+    tracemalloc.start()
+    try:
+        amqp.columns(others, ["key"])
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("end", [b"Su\xa0", b"SpE", b"\0SpESu\xa0"])
+@pytest.mark.parametrize("columns", [["body"], ["key"]])
+def test_a_record_that_ends_within_the_head_of_a_section_is_decoded_as_alone(
+    end: bytes, columns: list[str]
+) -> None:
+    """Its last three bytes are the number of a head of four bytes."""
+    found = AmqpDecoder().columns(RecordBytes.of([end, message(1)]), columns)
+
+    expected = AmqpDecoder().bodies([end, message(1)]) if columns == ["body"] else [None, b"orders"]
+    assert found[columns[0]].to_list() == expected  # type: ignore[union-attr]
+
+
 def test_a_new_kind_of_message_is_learned_after_many_others(singles: list[bytes]) -> None:
     """Kinds take turns: there are more of them than templates are kept."""
     amqp = AmqpDecoder()
