@@ -54,12 +54,12 @@ class Transcribed(NamedTuple):
 
     rows: _Integers
     edges: _Integers
-    """Where the text of each row begins, and where the last one ends."""
+    """The starts of the texts of all rows, and the end of the last one."""
     texts: npt.NDArray[np.uint8]
     beyond: npt.NDArray[np.bool_]
-    """Which rows have a `TEXT` with bytes that are no ASCII. Whether these are UTF-8 is not known."""
+    """True for rows with a `TEXT` that has bytes beyond ASCII. Whether these are UTF-8 is not known."""
     places: Sequence[_Integers]
-    """Where the text of each value begins: in `texts`, but for `TEXT` and `ASCII` in the data."""
+    """The starts of the texts of each value: in `texts`, but for `TEXT` and `ASCII` in the data."""
     sizes: Sequence[_Integers]
 
 

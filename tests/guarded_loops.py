@@ -158,6 +158,15 @@ def plain_value(form: TextForm, value: bytes) -> bytes | None:
     return str(int.from_bytes(value, "big", signed=form is TextForm.SIGNED)).encode()
 
 
+def is_utf8(value: bytes) -> bool:
+    """Return True if Python decodes the value."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 Row = tuple[int, bytes, bool, list[bytes]]
 """A row that was found: its number, its text, if it has text that is no ASCII, and the text of each value."""
 
@@ -303,7 +312,7 @@ def main() -> None:
     """Run so many rounds."""
     loops, rounds = Loops(Path(sys.argv[1])), int(sys.argv[2])
     memory, page = guarded()
-    canaries = offload.loops.np = Canaries()  # type: ignore[assignment]
+    canaries = offload.loops.np = Canaries()  # type: ignore[assignment]  # in the place of a module
     for seed in range(rounds):
         draw = random.Random(seed)
         data, entries = odd_bytes(draw)

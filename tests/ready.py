@@ -45,7 +45,7 @@ class ReadyCommand:
     @property
     def returncode(self) -> int | None:
         """The exit code, or the signal that ended it as a negative number; None while it runs."""
-        with self._lock:  # another thread may ask, and the end is told once
+        with self._lock:  # the system reports the end of a process once, and another thread may ask
             return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -82,7 +82,7 @@ def _live(
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open as long as the process
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115 - likewise
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115 - as above
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)

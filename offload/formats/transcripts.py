@@ -61,7 +61,7 @@ class Transcriber:
     forms: Sequence[TextForm]
     """How each value of the pattern is written."""
     texts: Sequence[bytes]
-    """What is written before the first value, between two of them, and behind the last: UTF-8. Those behind a
+    """The text before the first value, between two of them, and behind the last, as UTF-8. The ones behind a
     value of `TEXT` begin and end with ASCII, so that no character goes on in the next row or value."""
 
     def find(self, data: Bytes, starts: Integers, stops: Integers) -> Transcript:

@@ -102,7 +102,7 @@ class SectionMatch:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What the sections of many messages have in common."""
+    """The common part of the sections of many messages."""
 
     code: int
     """The constructor of the section's value: a list or a map."""

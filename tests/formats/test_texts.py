@@ -7,6 +7,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 from fresh_loops import use_loops
+from guarded_loops import is_utf8
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -88,11 +89,3 @@ def test_odd_rows_are_the_ones_with_control_characters_or_no_utf_8(values: list[
 
     assert broken_rows(column).tolist() == broken
     assert odd_rows(column).tolist() == sorted({*broken, *controls})
-
-
-def is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from campaign import CAMPAIGN
 from fresh_loops import use_loops
-from guarded_loops import plain_transcript
+from guarded_loops import is_utf8, plain_transcript
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -113,14 +113,6 @@ def test_rows_are_written_as_by_a_plain_loop(
         for row, text, _, values in rows
         if all(is_utf8(values[number]) for number in texts)
     ]
-
-
-def is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("first_year_ms", [-62_135_596_800_000, 946_684_800_000])

@@ -363,7 +363,7 @@ def test_the_plan_names_only_our_decoder(tmp_path: Path) -> None:
             return DecoderType(name=name, target="elsewhere:AmqpDecoder")
 
     assert decoder_of("amqp", PLUGINS) == "amqp"
-    assert decoder_of("pulsar", PLUGINS) == decoder_of("amqp", Others()) == "other"  # type: ignore[arg-type]
+    assert decoder_of("pulsar", PLUGINS) == decoder_of("amqp", Others()) == "other"  # type: ignore[arg-type]  # a stand-in
     assert decoder_of("", PLUGINS) == ""
     head, text = plan_of(written(tmp_path, KEYS), ScanBounds(), **AMQP)
     assert '"decoder": "amqp"' in head
