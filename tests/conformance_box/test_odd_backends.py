@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pytest
 from campaign import CAMPAIGN, keeping
 from conformance_box.installed import Site, box
+from contract.unusual_offloaders import ODD_OFFLOADERS
 from contract.unusual_stores import ODD_STORES
 
 STORES = """
@@ -20,6 +22,15 @@ STORES = """
 """
 
 OFFLOADERS = """
+    from contract.unusual_offloaders import ODD_OFFLOADERS
+
+    DECLARES = {"kind": "offloader"}
+
+    def open_url(url):
+        return next(made for name, made in ODD_OFFLOADERS.items() if f"/{name}/" in f"{url}/")(url)
+"""
+
+REFUSING_OFFLOADER = """
     import itertools
     from contract.unusual_stores import RefusingOffloader
     from offload.store.memory import MemoryStore
@@ -58,8 +69,25 @@ def test_an_odd_store_fails_no_clause(name: str, site: Site) -> None:
     assert site.objects("odd") == {}
 
 
-def test_an_offloader_that_refuses_for_now_fails_no_clause(site: Site) -> None:
+ASKED_OF_OFFLOADERS: Final = {
+    "TwoChunks": "contract/copies*",
+    "SevenByVersion": "contract/*linear*",
+}
+
+
+@pytest.mark.parametrize("name", keeping(ASKED_OF_OFFLOADERS, ODD_OFFLOADERS, "odd offloaders, all clauses"))
+def test_an_odd_offloader_fails_no_clause(name: str, site: Site, tmp_path: Path) -> None:
     site.install("odd", OFFLOADERS)
+    asked = [] if CAMPAIGN or name not in ASKED_OF_OFFLOADERS else ["--select", ASKED_OF_OFFLOADERS[name]]
+
+    ran = box(f"odd://{tmp_path}/{name}", "--json", *asked)
+
+    assert [each for each in ran.document["clauses"] if each["outcome"] == "failed"] == []
+    assert ran.code == 0
+
+
+def test_an_offloader_that_refuses_for_now_fails_no_clause(site: Site) -> None:
+    site.install("odd", REFUSING_OFFLOADER)
 
     ran = box("odd://tier", *([] if CAMPAIGN else ["--select", "contract/claims*"]))
 

