@@ -1,0 +1,264 @@
+"""The edges of the contract of stores: a row for each argument, each second call, and each field of a result.
+
+`edges` says how to read the tables. Values are here in one place, and the clauses ask at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX
+from offload.contracts.store import Span, Suffix
+from offload.errors import Misuse
+from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, Error, Kind, varied
+
+# Names at their edges.
+
+NO_KEYS: Final = (
+    *("", "/", "/abs", "a/", "a//b", ".", "..", "../x", "a/../b", "a/./b", ".hidden", "a/.hidden", "nul\0"),
+    *("\ud800", "a/\udcff", "k" * (KEY_SIZE_BYTES_MAX + 1), "é" * (KEY_SIZE_BYTES_MAX // 2 + 1)),
+)
+"""No keys: empty or hidden parts, a NUL, half of a surrogate pair, one byte too many."""
+
+SPECIAL_KEYS: Final = (
+    # URLs and their queries, patterns, shells, templates.
+    *(
+        "a b",
+        "a%2Fb",
+        "a%2fb",
+        "100%",
+        "a%0db",
+        "%",
+        "%%",
+        "%00",
+        "~",
+        "a\\b",
+        "a+b",
+        "+",
+        "é/日本",
+        "*",
+        "a*b",
+    ),
+    *("?y", "a?b=c&d", "#", "a#b", "[a]", "a_b", "a=b", "a@b", "a:b;c,d", "{0}", "$a", "a|b^c", "`a`", "!a"),
+    # Lines, blanks, ends of names.
+    *("\r", "a\rb", "a\r\nb", "a\tb", "a\nb", "a ", " a", "a/b ", "a /b", "a.", "a...", "a./b", "a/b."),
+    *("a\u2028b", "a\x85b", "a\x0cb", "a\x1fb", "a\x7fb", "\ufeffa", "a\u200b"),
+    # SQL, XML, JSON, numbers, columns, and words that stand for nothing.
+    *(
+        "'a'",
+        "''",
+        '"a"',
+        "a';--",
+        "<a>&amp;",
+        "]]>",
+        "null",
+        "NULL",
+        "None",
+        "nan",
+        "true",
+        "0",
+        "-1",
+        "1e3",
+    ),
+    *("key", "keys", "name", "id", "rowid", "data", "size", "index.html", "con", "aux.txt"),
+    # Files that programs keep beside their own.
+    *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a", "a.gz", "lost+found", "Thumbs.db"),
+)
+"""Keys that a URL, a pattern, a query, XML, a shell, a database or a file system might read as another."""
+
+PART_SIZES_BYTES: Final = (128, 143, 200, 254, 255)
+"""Sizes of one part of a key. File systems have names of 255 bytes, encrypted ones of 143."""
+
+NO_BEGINNINGS: Final = (
+    *("/", "/x", "/x/key", "//", "../", "./x", "x/../", ".", "x/.", "x//", "x/key/"),
+    *("X", " x", "a\0"),
+)
+"""Prefixes of which `x/key` is no continuation, although path rules or word rules might find it."""
+
+METADATA_NAMES: Final = (
+    *(
+        "Role",
+        "managedLedgerName",
+        "x9",
+        "key",
+        "name",
+        "value",
+        "size",
+        "id",
+        "order",
+        "etag",
+        "contentType",
+    ),
+    *("date", "expires", "null", "metadata", "a" * 64),
+)
+"""Names of metadata: in mixed case, with digits, of columns and of headers."""
+
+METADATA_VALUES: Final = (
+    *(
+        "a+b",
+        "+",
+        "a, b; c=\"d\" 'e' %41 + \\ <&> ~ {} =?",
+        "%2B",
+        "100%",
+        "=?utf-8?q?a?=",
+        "a,b",
+        "a;b",
+        '"a"',
+    ),
+    *("'", "\\u0041", "<a>", "null", "0", "-1", "01", "1e3", "true", "a b", "v" * 255, "v" * 256),
+)
+"""Values of metadata that a header, a form, a query or a column might change."""
+
+NO_METADATA_NAMES: Final = ("", "a-b", "a_b", "1a", "a b", "a:b", "a\r\nb", "é", "a.b", "a\0", "a\n")
+NO_METADATA_VALUES: Final = (
+    *("", "a\r\nx-other: b", "value\n", "a\tb", "a\0b", "é", " a", "a ", "a  b", " ", "a\x7f"),
+)
+"""Metadata that not every store keeps as it is, so each of them refuses it."""
+
+# The tables.
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "key: str": Kind(
+        asked_by=("store/keys_are_checked", "store/keys_are_taken_as_they_are", "store/keys_may_be_long"),
+        taken=SPECIAL_KEYS,
+        refused={Misuse: NO_KEYS},
+    ),
+    "keys: Sequence[str]": Kind(
+        asked_by=(
+            "store/keys_are_checked",
+            "store/deletion_is_idempotent",
+            "store/deletion_takes_any_number_of_keys",
+        ),
+        taken=(0, 1, 100, 101, 1_000, 1_001),
+        refused={Misuse: NO_KEYS},
+    ),
+    "prefix: str": Kind(
+        asked_by=(
+            "store/listing_takes_any_prefix",
+            "store/listing_reads_prefixes_as_they_are",
+            "store/listing_finds_nothing_under_what_begins_no_key",
+        ),
+        taken=("", *SPECIAL_KEYS, *NO_BEGINNINGS),
+    ),
+    "after: str": Kind(asked_by=("store/listing_begins_after",), taken=("", *SPECIAL_KEYS, "\U0010ffff")),
+    "span: Span | Suffix | None": Kind(asked_by=("store/ranges_are_exact",), taken=(None,)),
+    "Span.start: int": Kind(
+        asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
+        taken=NUMBERS,
+        refused={Misuse: NEGATIVE},
+    ),
+    "Span.length: int": Kind(
+        asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
+        taken=NUMBERS,
+        refused={Misuse: NEGATIVE},
+    ),
+    "Span.follows: int": Kind(
+        asked_by=("store/ranges_are_exact", "store/hints_change_no_byte"), taken=NUMBERS
+    ),
+    "Suffix.length: int": Kind(
+        asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
+        taken=NUMBERS,
+        refused={Misuse: NEGATIVE},
+    ),
+    "body: Body": Kind(asked_by=("store/puts_are_whole", "store/a_failing_body_leaves_nothing_visible")),
+    "Body.size_bytes: int": Kind(
+        asked_by=("store/a_body_of_another_size_is_refused", "store/puts_are_whole"),
+        refused={Misuse: (*NEGATIVE, *NUMBERS)},  # of a body that has another number of bytes
+    ),
+    "Body.windows: Callable[[], AsyncIterator[Buffer]]": Kind(
+        asked_by=("store/puts_are_whole", "store/a_put_may_be_repeated")
+    ),
+    "Body.is_bound: bool": Kind(
+        asked_by=("store/bodies_of_unknown_size_are_whole", "store/a_body_beyond_its_bound_is_refused")
+    ),
+    "Body.crc32c: Callable[[], int | None]": Kind(asked_by=("store/puts_are_whole",)),
+    "Body.metadata: Mapping[str, str]": Kind(
+        asked_by=(
+            "store/contents_are_kept_as_they_are",
+            "store/metadata_that_some_store_cannot_keep_is_refused",
+        ),
+        taken=(*METADATA_NAMES, *METADATA_VALUES),
+        refused={Misuse: (*NO_METADATA_NAMES, *NO_METADATA_VALUES)},
+    ),
+    "metadata: Mapping[str, str]": Kind(
+        asked_by=(
+            "store/contents_are_kept_as_they_are",
+            "store/metadata_that_some_store_cannot_keep_is_refused",
+        ),
+        taken=(*METADATA_NAMES, *METADATA_VALUES),
+        refused={Misuse: (*NO_METADATA_NAMES, *NO_METADATA_VALUES)},
+    ),
+    "data: bytes": Kind(
+        asked_by=("store/creates_may_be_as_large_as_declared", "store/uploads_are_as_declared")
+    ),
+    "number: int": Kind(
+        asked_by=("store/parts_are_numbered_from_one",),
+        refused={Misuse: (0, *NEGATIVE, *POSITIVE, 2**32 + 2)},  # above 1, because part 1 is put as well
+    ),
+    "upload: Unfinished": Kind(asked_by=("store/unfinished_uploads_can_be_forgotten",)),
+    "Unfinished.key: str": Kind(because="the store itself makes it"),
+    "Unfinished.upload_id: str": Kind(because="the store itself makes it"),
+    "Unfinished.started_ms: int": Kind(because="the store itself makes it"),
+}
+"""Each argument of the contract, as its name and type, and each field of a dataclass that is an argument."""
+
+AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
+    "ObjectStore.put": ("store/a_put_may_be_repeated", "store/puts_are_whole_while_replaced"),
+    "ObjectStore.create": ("store/create_never_replaces", "store/create_refuses_its_own_bytes"),
+    "ObjectStore.delete": ("store/deletion_is_idempotent",),
+    "ObjectStore.start_upload": ("store/an_upload_may_be_begun_again",),
+    "ObjectStore.abort_upload": ("store/unfinished_uploads_can_be_forgotten",),
+    "ObjectStore.aclose": ("store/closing_is_idempotent",),
+    "Upload.put_part": ("store/uploads_take_a_part_again",),
+    "Upload.complete": ("store/a_completed_upload_is_over",),
+    "Upload.abort": ("store/an_aborted_upload_leaves_nothing", "store/a_completed_upload_is_over"),
+}
+"""Each method that changes something, and the clauses that call it a second time."""
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Listed.key": ("store/listing_is_ordered",),
+    "Listed.size_bytes": ("store/listing_is_ordered", "store/listing_is_strong"),
+    "Unfinished.key": ("store/unfinished_uploads_are_all_told",),
+    "Unfinished.upload_id": ("store/unfinished_uploads_can_be_forgotten",),
+    "Unfinished.started_ms": ("store/unfinished_uploads_tell_when_they_began",),
+    "Capabilities.atomic_create": ("store/capabilities_are_as_meant", "store/create_is_atomic"),
+    "Capabilities.create_is_probed": ("store/capabilities_do_not_change",),
+    "Capabilities.strong_listing": ("store/capabilities_are_as_meant", "store/listing_is_strong"),
+    "Capabilities.multipart": ("store/capabilities_are_as_meant", "store/uploads_are_as_declared"),
+    "Capabilities.part_size_bytes_min": ("store/uploads_are_whole",),
+    "Capabilities.part_size_bytes_max": ("store/uploads_are_as_declared",),
+    "Capabilities.parts_max": ("store/parts_are_numbered_from_one", "store/uploads_may_have_many_parts"),
+    "Capabilities.put_size_bytes_max": ("store/puts_are_whole", "store/a_body_of_another_size_is_refused"),
+    "Capabilities.unsized_put": ("store/bodies_of_unknown_size_are_whole",),
+    "Capabilities.create_size_bytes_max": ("store/creates_may_be_as_large_as_declared",),
+    "Capabilities.delete_batch_max": ("store/deletion_takes_any_number_of_keys",),
+    "Capabilities.server_checksum": ("store/capabilities_are_as_meant",),
+    "Capabilities.durable": ("store/capabilities_are_as_meant",),
+    "Capabilities.one_process": ("store/create_is_atomic_between_processes",),
+    "Capabilities.key_size_bytes_max": ("store/keys_may_be_long",),
+    "Capabilities.keys_refused": ("store/keys_are_refused_as_declared", "store/keys_may_be_long"),
+    "Capabilities.metadata_size_bytes_max": ("store/metadata_may_be_as_large_as_declared",),
+}
+"""Each field of a result or a declaration, and the clauses that compare it with what they expect."""
+
+READS: Final = frozenset(
+    {"get", "stored_crc32c", "metadata_of", "retained", "list", "level", "unfinished_uploads"}
+)
+"""The methods of a store that change nothing. A second call is one more call, as in many clauses."""
+
+
+# Questions.
+
+
+def spans() -> Iterator[tuple[Span | Suffix | None, Error | None]]:
+    """Yield the spans that a read of ten bytes is asked for, with the error of each, or None."""
+    yield None, None
+    for plain in (Span(3, 4), Span(0, 10), Span(9, 5), Span(10, 1), Suffix(3)):
+        yield plain, None
+    yield from varied(Span(3, 4), KINDS)
+    yield from varied(Suffix(3), KINDS)
+    for start in (9, 10, 11):
+        yield Span(start, 1), None
+        yield Span(start, 0), None
+        yield Suffix(start), None
