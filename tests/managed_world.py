@@ -10,7 +10,7 @@ from uuid import UUID
 
 from growing_source import Clock
 
-from offload import ObjectStoreOffloader
+from offload import MemoryHandle, ObjectStoreOffloader
 from offload.contracts.events import Event
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
@@ -22,6 +22,7 @@ from offload.managed.policy import LedgerPolicy
 from offload.model.entry import entries_of_rows
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.streams.job import Job
 
 STREAM = "orders"
 MANUAL = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=None, roll_seconds=None)
@@ -175,6 +176,14 @@ async def bodies(ledger: ManagedLedger, start: int = 0) -> list[bytes]:
         assert batch.offset == start + len(found)
         found += batch.bodies
     return found
+
+
+async def contribute(tier: ObjectStoreOffloader, *chunks: bytes) -> None:
+    """Append chunks as a job does: behind the end of the stream, whoever holds it."""
+    job = await Job.begin(tier, STREAM)
+    handle = MemoryHandle(chunks)
+    manifest, [attempt] = await job.prepare([handle.first_offset])
+    await job.append([await tier.offload(handle, attempt, manifest=manifest, extra_metadata={})])
 
 
 def objects(world: World) -> list[str]:

@@ -46,6 +46,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import (
     AlreadyRunning,
+    Corrupt,
     Diverged,
     Divergence,
     Fenced,
@@ -380,7 +381,7 @@ class ManagedLedger:
 
     async def _agree_with(self, reader: TieredReader) -> None:
         """Raise `Fenced` or `Diverged` unless the log continues what a reader has found on the tier."""
-        if self._copy.has_written(reader.committed):
+        if self._copy.has_agreed(reader.committed):
             return
         async with self._work:
             self._refuse_if_over()
@@ -476,11 +477,14 @@ class ManagedLedger:
 
         Asks the tier for its newest manifest. What a step would delete is confirmed as in a step. If the tier
         leaves a doubt, such as a fragment that is damaged, the plan keeps the ledger, and has the reason.
+        Raises `Diverged` if the tier has another history than the log.
         """
         self._refuse_if_over()
         async with self._work:
             with self._watching():
                 await self._copy.look()
+                with suppress(Corrupt):  # a step goes on with what is sound
+                    await self._copy.meet()
                 plan = plan_of(self._background.situation(), self.policy)
                 plan = await self._background.confirmed(plan)
             target = await self._background.trim_target()

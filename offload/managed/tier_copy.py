@@ -4,18 +4,22 @@
     committed   ends of the tier, each with the time at which it was first seen here. The deletion lag counts
                 from it. It is kept as a note beside the log, because no manifest has it. It also proves that
                 the tier had the stream, if that is gone
-    agreed      the end of the tier up to which it is known to be a copy of this log
+    compared    the end of the tier with which the log was compared, and whether the tier is a copy of it
     had         the offsets of this log that the tier is known to have had. It is kept in the same note, and
                 stays true when they are trimmed
 
+An end of the tier is believed for one of two reasons. Until then nothing of it is delivered to a reader,
+added to `had`, or a reason to delete:
+
+    this process's own commits made it, from an end that was believed (`StreamWriter.reached`)
+    it was compared: the last chunk of the tier is in the log, and so are all chunks behind `had`, by their
+    offsets, times and sizes
+
+To hold the fence is no reason: a job appends without a claim, and compares nothing with this log.
+
 Nothing can be compared with what was trimmed. If a tier was trimmed whole, a log with another history may go
-on behind it, and then its last chunk is that of the tier. So a trimmed ledger goes by `had` alone:
-
-    the tier has records, and the last one is in the log    all that the tier has now is added to `had`
-    this process has copied its log                         the same
-    the tier has no records                                 nothing is added
-
-All that a tier has at one moment is of one history: whoever goes on behind records has compared them.
+on behind it, and then its last chunk is that of the tier. So a trimmed ledger goes by `had` alone. If the
+tier has no records, nothing is added to it.
 
 Invariants:
 
@@ -40,11 +44,13 @@ from uuid import UUID
 import numpy as np
 
 from offload.contracts.events import Event, LedgersOffloaded
+from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
 from offload.errors import (
+    Absent,
     BeingRebuilt,
     Corrupt,
     Diverged,
@@ -61,6 +67,7 @@ from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
 from offload.streams.copier import StreamCopier
 from offload.streams.parts import check_part
+from offload.streams.reader import newer_manifest
 from offload.streams.writer import StreamWriter
 from offload.tracing import span
 from offload.upkeep.retention import Retention, delete_stream, plan_trim, trim
@@ -93,6 +100,20 @@ class _Had:
         )
 
 
+_End = tuple[UUID, int]
+"""An end of the tier: the incarnation of the stream, and its next offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The result of a comparison of the log with the tier."""
+
+    end: _End | None
+    """The end of the tier at that moment. None if it did not have the stream."""
+    is_copy: bool
+    """Whether all of the tier up to there is a copy of this log. Otherwise nothing shows whether it is."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TierCopy:
     """One stream's side on the tier. Used by one task at a time."""
@@ -105,8 +126,6 @@ class TierCopy:
     committed_ms: list[tuple[int, int]] = field(default_factory=list)
     is_known: bool = False
     """Whether the tier was asked for its newest manifest."""
-    is_compared: bool = False
-    """Whether the log was compared with a manifest since it was opened."""
     since_seconds: float = 0.0
     """The moment of the last offload, or of the beginning."""
 
@@ -114,8 +133,8 @@ class TierCopy:
     _had: _Had | None = None
     _deleted_epoch: int = 0
     """The leader epoch that the tombstone of a deleted stream has."""
-    _agreed: tuple[UUID, int] | None = None
-    """The incarnation and the end of the tier of which this log is known to be the origin."""
+    _compared: _Compared | None = None
+    """The last comparison. None if there was none since the log was opened."""
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -132,6 +151,11 @@ class TierCopy:
         """The end of the tier as far as known, from a manifest or the note. 0 if it is not known."""
         seen = self.committed_ms[-1][0] if self.committed_ms and not self.is_known else 0
         return seen if self.manifest is None else self.manifest.next_offset
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the log was compared with the newest manifest that is known, as far as it can be."""
+        return self.is_known and self._compared is not None and self._compared.end == _end_of(self.manifest)
 
     async def load_note(self) -> None:
         """Load what was noted about the tier. A note that is damaged counts as none."""
@@ -151,7 +175,7 @@ class TierCopy:
     async def begin(self) -> None:
         """Let a log without records begin where the tier ends, above its leader epoch. Asks the tier."""
         manifest = await self.look(may_lead=True)
-        self.is_compared = True  # a log without records contradicts nothing
+        self._compared = _Compared(_end_of(manifest), is_copy=False)  # an empty log contradicts nothing
         # A new disk counts epochs from the beginning. The tier fences a lower one than it has, also in a
         # stream that was deleted.
         known = self._deleted_epoch if manifest is None else manifest.source_epoch
@@ -221,30 +245,45 @@ class TierCopy:
         return await self._agree(await self.look())
 
     async def _agree(self, manifest: Manifest | None) -> bool:
-        if manifest is None:
-            self.is_compared = True
-            return False
-        agreed = manifest.incarnation, manifest.next_offset
-        # Nobody but this process has appended since it claimed the stream, and it compared them then.
-        if self._copier.writer is None and self._agreed != agreed:
-            if not manifest.fragments:
-                self.is_compared = True
-                return False
-            async with await self.source.snapshot(manifest) as snapshot:
-                await check_part(self.tier, self._copier.part, manifest, snapshot)
-        self._agreed, self.is_compared = agreed, True
-        await self._note_had(manifest)
-        return True
+        if self._compared is None or self._compared.end != _end_of(manifest):
+            if manifest is not None and manifest.fragments:
+                async with await self.source.snapshot(manifest) as snapshot:
+                    manifest = await self._check(manifest, snapshot)
+            is_copy = manifest is not None and bool(manifest.fragments)
+            self._compared = _Compared(_end_of(manifest), is_copy=is_copy)
+        if manifest is not None and self._compared.is_copy:
+            await self._note_had(manifest, manifest.next_offset)
+        return self._compared.is_copy
 
-    def has_written(self, committed: CommittedStream | None) -> bool:
-        """Return whether this state is one that this process has seen since it claimed the stream."""
-        known = self.manifest
+    async def _check(self, manifest: Manifest, snapshot: Snapshot) -> Manifest:
+        """Raise `Diverged` unless the tier is a copy of the log, as far as nothing else shows it.
+
+        Returns the manifest that was compared: a newer one, if objects of this one were replaced and swept.
+        """
+        await check_part(self.tier, self._copier.part, manifest, snapshot)
+        had = self._had
+        is_known = had is not None and had.incarnation == str(manifest.incarnation)
+        begin = max(manifest.first_offset, had.next_offset if had is not None and is_known else 0)
+        # The last chunk alone does not show what is before it: two jobs may have appended, the second one
+        # records of this log.
+        try:
+            for ledger in snapshot.ledgers:
+                at, until = max(begin, ledger.first_offset), min(manifest.next_offset, ledger.next_offset)
+                await self._compare_with(ledger, manifest, at, until)
+        except Absent as absent:
+            return await self._check(await newer_manifest(self.tier, manifest, absent), snapshot)
+        return manifest
+
+    def has_agreed(self, committed: CommittedStream | None) -> bool:
+        """Return whether the tier is known to be a copy of this log up to the end of this state."""
+        known = self._compared
         return (
-            self._copier.writer is not None
+            committed is not None
             and known is not None
-            and committed is not None
-            and committed.incarnation == known.incarnation
-            and committed.next_offset <= known.next_offset
+            and known.is_copy
+            and known.end is not None
+            and known.end[0] == committed.incarnation
+            and committed.next_offset <= known.end[1]
         )
 
     async def offload(self, until: int) -> None:
@@ -258,7 +297,6 @@ class TierCopy:
             with span("offload", stream=self.log.name, until=until):
                 async with await self.source.snapshot(self._copier.manifest) as snapshot:
                     await self._compare(snapshot)
-                    self.is_compared = True
                     before = self._copier.start(snapshot)
                     await self._copier.copy(snapshot, until)
         except BaseException:
@@ -268,7 +306,7 @@ class TierCopy:
             with suppress(OffloadError):  # the one that stopped the copy says more
                 await self._note_end()
                 if known is not None and writer is not None:
-                    await self._note_had(known)
+                    await self._note_had(known, writer.reached)
             raise
         finally:
             self.since_seconds = self.env.monotonic()
@@ -284,34 +322,50 @@ class TierCopy:
                 )
             )
         await self._note_end()
-        if self.manifest is not None and self._copier.writer is not None:
-            await self._note_had(self.manifest)
+        if self.manifest is not None and before < end:
+            self._compared = _Compared(_end_of(self.manifest), is_copy=True)
+            await self._note_had(self.manifest, end)
 
     async def confirm(self, ledger: LocalLedger) -> None:
         """Make sure that the tier has all of a ledger, as it is in the log, or had what was trimmed of it.
 
         Raises the doubt as an error. The caller has called `agree`. Costs one small request for each
-        fragment that is left of the ledger.
+        fragment that is left of the ledger. If an object is gone, the newest root is looked at again: a
+        compaction may have replaced it, or a trim dropped it, and a sweep deleted it since.
         """
-        manifest = self.manifest
+        while True:
+            manifest = self.manifest
+            try:
+                await self._confirm(ledger, manifest)
+            except Absent:
+                if not await self.agree() or _version(self.manifest) == _version(manifest):
+                    raise
+            else:
+                return
+
+    async def _confirm(self, ledger: LocalLedger, manifest: Manifest | None) -> None:
         if manifest is None or manifest.next_offset < ledger.next_offset:
             raise _lost(self.log.name, f"it does not have ledger {ledger.ledger_id}")
         at = max(ledger.first_offset, manifest.first_offset)
         self._check_had(manifest, ledger.first_offset, min(at, ledger.next_offset))
-        if at >= ledger.next_offset:
+        if at < ledger.next_offset:
+            async with await self.log.open_ledger(ledger.ledger_id) as local:
+                await self._compare_with(local, manifest, at, ledger.next_offset)
+
+    async def _compare_with(self, local: ReadHandle, manifest: Manifest, at: int, until: int) -> None:
+        """Raise an error unless the tier has [`at`, `until`) of a local ledger, in whole fragments."""
+        if at >= until:
             return
-        view = self.tier.view_of(manifest)
-        async with await self.log.open_ledger(ledger.ledger_id) as local:
-            chunks = await local.table()
+        view, chunks = self.tier.view_of(manifest), await local.table()
         async with aclosing(view.walk(at)) as runs:
             async for run in runs:
                 for entry in entries_of_rows(run):
-                    if at >= ledger.next_offset:
+                    if at >= until:
                         return
                     async with await view.open(entry) as handle:
                         self._compare_chunks(chunks, await handle.table(), handle.where)
                     at = entry.next_offset
-        if at < ledger.next_offset:
+        if at < until:
             raise _lost(self.log.name, f"its entries end at offset {at}")
 
     def _check_had(self, manifest: Manifest, first_offset: int, next_offset: int) -> None:
@@ -395,16 +449,24 @@ class TierCopy:
 
     async def _compare(self, snapshot: Snapshot) -> None:
         """Raise `Diverged` unless the log continues what is committed."""
-        if self._copier.writer is not None:
-            await self._copier.compare(snapshot)
+        writer = self._copier.writer
+        if writer is None:
+            # Not by the copier, which begins a stream that is gone again. Here that is a loss to report.
+            await self._agree(await self.look())
             return
-        # Not by the copier, which begins a stream that is gone again. Here that is a loss to report.
-        manifest = await self.look()
-        if manifest is not None:
-            await check_part(self.tier, self._copier.part, manifest, snapshot)
+        await self._agree(self.manifest)
+        if self.manifest is not None and self.manifest.next_offset != writer.reached:
+            self._copier.go_on_behind(self.manifest)
+        await self._copier.compare(snapshot)
 
     def _fresh_copier(self) -> StreamCopier:
-        return StreamCopier(part=StreamPart(self.log.name), offloader=self.tier, env=self.env, emit=self.emit)
+        return StreamCopier(
+            part=StreamPart(self.log.name),
+            offloader=self.tier,
+            env=self.env,
+            emit=self.emit,
+            check=self._check,
+        )
 
     async def _note_end(self) -> None:
         """Remember when the end of the tier was first seen, for the ledgers that are here too."""
@@ -419,11 +481,11 @@ class TierCopy:
             self.committed_ms = kept
             await self._save_note()
 
-    async def _note_had(self, manifest: Manifest) -> None:
-        """Remember that the tier had all that it has now. The caller knows that this log continues it."""
-        if manifest.first_offset == manifest.next_offset:
+    async def _note_had(self, manifest: Manifest, end: int) -> None:
+        """Remember what the tier has up to `end`. The caller knows that it is a copy of this log."""
+        if manifest.first_offset >= end:
             return
-        has = _Had(str(manifest.incarnation), manifest.first_offset, manifest.next_offset).joined(self._had)
+        has = _Had(str(manifest.incarnation), manifest.first_offset, end).joined(self._had)
         if has != self._had:
             self._had = has
             await self._save_note()
@@ -431,6 +493,14 @@ class TierCopy:
     async def _save_note(self) -> None:
         note = {"ends": self.committed_ms, "had": None if self._had is None else asdict(self._had)}
         await self.log.save_note(COMMITTED_NOTE, json.dumps(note).encode())
+
+
+def _end_of(manifest: Manifest | None) -> _End | None:
+    return None if manifest is None else (manifest.incarnation, manifest.next_offset)
+
+
+def _version(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else manifest.version
 
 
 def _decode_note(raw: bytes) -> tuple[list[tuple[int, int]], _Had | None]:

@@ -6,8 +6,11 @@ Invariants: nothing is appended to a history that the source does not continue; 
 are committed, and nothing behind it; a stream with nothing new is not claimed.
 
 The histories are compared with the tier before the stream is claimed, and again if the claim shows that
-somebody else has appended. After that only this copier appends to the stream, or it is fenced. So each later
-snapshot is compared with the last chunk that was copied, which needs no request.
+somebody else has appended. After that no other writer appends, or this one is fenced. So each later snapshot
+is compared with the last chunk that was copied, which needs no request. A job needs no claim, and may append
+beside the writer. A commit of the writer then shows an end that its own appends did not make
+(`StreamWriter.reached`), or is refused. Either ends the copy with `Conflict`, and the next one begins with a
+comparison.
 
 A stream that has gone on in a later part takes no more data. `streams.parts` has the proof.
 """
@@ -15,7 +18,7 @@ A stream that has gone on in a later part takes no more data. `streams.parts` ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +27,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
-from offload.errors import Corrupt, Diverged, Divergence, OffloadError, TryAgain
+from offload.errors import Conflict, Corrupt, Diverged, Divergence, OffloadError, TryAgain
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.model.chunk_table import row_from
@@ -58,6 +61,8 @@ class StreamCopier:
     """The newest manifest that this copier has seen."""
     expected_version: int | None = None
     """If given, the stream is claimed only if its newest root has this version."""
+    check: Callable[[Manifest, Snapshot], Awaitable[object]] | None = None
+    """Raises `Diverged` unless a snapshot continues what is committed. By default `check_part`."""
 
     _last: bytes | None = None
     """The last chunk that was copied."""
@@ -101,8 +106,20 @@ class StreamCopier:
         if self.manifest is None and self.part.behind:
             self.manifest = await open_behind(self.offloader, self.part, env=self.env)
         if self.manifest is not None:
-            await check_part(self.offloader, self.part, self.manifest, snapshot)
-            await _check_cut(snapshot, self.manifest)
+            await self._check(self.manifest, snapshot)
+
+    async def _check(self, manifest: Manifest, snapshot: Snapshot) -> None:
+        if self.check is None:
+            await check_part(self.offloader, self.part, manifest, snapshot)
+        else:
+            await self.check(manifest, snapshot)
+        await _check_cut(snapshot, manifest)
+
+    def go_on_behind(self, manifest: Manifest) -> None:
+        """Go on behind what a job appended beside the writer of this copier. The caller has compared it."""
+        assert self.writer is not None, "a copier without a writer compares by itself"
+        self.manifest = self.writer.manifest = manifest
+        self.writer.reached, self._last = manifest.next_offset, None
 
     async def copy(self, snapshot: Snapshot, until: int, *, ahead: bool = False) -> None:
         """Copy what the tier lacks up to the offset `until`, at which a chunk begins or the snapshot ends.
@@ -160,8 +177,7 @@ class StreamCopier:
         # Between the first comparison and the claim a rival may have begun the stream or appended to it, and
         # the claim may have adopted leftovers. The source must continue what is committed now.
         if before is None or writer.manifest.next_offset != before.next_offset:
-            await check_part(self.offloader, self.part, writer.manifest, snapshot)
-            await _check_cut(snapshot, writer.manifest)
+            await self._check(writer.manifest, snapshot)
         # One may have been begun after our look. A stream that is only just born may have one too: a copy of
         # a tier may have brought a later part alone.
         await refuse_closed_part(self.offloader, self.part)
@@ -177,6 +193,7 @@ class StreamCopier:
             except Corrupt:
                 await self._append_up_to_damage(writer, snapshot)
                 raise
+            _refuse_end_of_others(writer)
             await self._remember(batch[-1], snapshot)
             # A stream may have very many ledgers, and each open one holds its table and a file.
             for ledger in batch:
@@ -187,6 +204,7 @@ class StreamCopier:
 
         Returns if no chunk is damaged now. Then the damage was not in the source's files.
         """
+        _refuse_end_of_others(writer)
         ledger = (await _batch(snapshot, writer.manifest.next_offset, snapshot.next_offset))[0]
         found = await first_damage(ledger)
         if found is None:
@@ -195,6 +213,7 @@ class StreamCopier:
         if offset > ledger.first_offset:
             sound = CutHandle(ledger, first_offset=ledger.first_offset, next_offset=offset)
             await writer.offload([sound], extra_metadata=self.extra_metadata)
+            _refuse_end_of_others(writer)
             await self._remember(sound, snapshot)
         raise _named(damage, self.stream, offset) from damage
 
@@ -203,6 +222,16 @@ class StreamCopier:
         # A chunk may be large, and a process has many copiers. The header is all that is compared, unless the
         # source compares records.
         self._last = raw if snapshot.holds else raw[: CHUNK_HEADER.size_bytes]
+
+
+def _refuse_end_of_others(writer: StreamWriter) -> None:
+    """Raise `Conflict` if a job appended beside this writer: nothing goes on behind what was not compared."""
+    end = writer.manifest.next_offset
+    if end != writer.reached:
+        raise Conflict(
+            f"stream {writer.manifest.stream!r}: a job has appended up to offset {end} beside this writer, "
+            f"which reached {writer.reached}: run again, which compares the histories first"
+        )
 
 
 async def _check_cut(snapshot: Snapshot, manifest: Manifest) -> None:

@@ -63,6 +63,11 @@ class StreamWriter:
     uploaded_size_bytes: int = 0
     """The size of all fragments that this writer uploaded completely, committed or not."""
 
+    reached: int = field(init=False)
+    """The end of the stream that the claim found, or that this writer's last append made.
+
+    A job may append beside a writer, which keeps the fence. If `manifest` ends elsewhere, one has."""
+
     writer: UUID = field(init=False)
     """The identity under which this writer claimed the stream. A later manifest may name its successor."""
 
@@ -70,7 +75,7 @@ class StreamWriter:
     """An attempt that was announced for the next ledger or part of a ledger."""
 
     def __post_init__(self) -> None:
-        self.writer = self.manifest.writer
+        self.writer, self.reached = self.manifest.writer, self.manifest.next_offset
 
     @classmethod
     async def claim(
@@ -112,6 +117,7 @@ class StreamWriter:
         # of a crashed writer continue, and all their data would have to be uploaded again.
         writer = cls(offloader=offloader, manifest=manifest, env=env)
         await writer._resolve(agree)
+        writer.reached = writer.manifest.next_offset
         return writer
 
     async def prepare(self, ledger_ids: Sequence[int]) -> list[Attempt]:
@@ -136,11 +142,11 @@ class StreamWriter:
         # The attempts run until the last commit. If the first commit ended them, a crash after it would
         # condemn the fragments that were not named yet.
         while len(entries) > COMMIT_ENTRIES:
-            await self._commit(Append(writer=self.writer, entries=entries[:COMMIT_ENTRIES]))
+            await self._append(Append(writer=self.writer, entries=entries[:COMMIT_ENTRIES]))
             entries = entries[COMMIT_ENTRIES:]
         following = None if ahead is None else self._attempt(ahead)
         announced = [] if following is None else [(following.uid, following.ledger_id)]
-        await self._commit(
+        await self._append(
             Append(writer=self.writer, entries=entries, finished=finished, announced=announced)
         )
         self._ahead = following
@@ -280,6 +286,13 @@ class StreamWriter:
         # Committed even if nothing is adopted: it condemns the attempts, so that uploads of a writer that
         # only stalls can never be named.
         await self._commit(Resolve(writer=self.writer, adopted=adopted))
+
+    async def _append(self, change: Append) -> None:
+        await self._commit(change)
+        # Not the end of the manifest: if the reply was lost, that is the newest, in which a job may have
+        # appended behind these fragments.
+        if change.entries:
+            self.reached = change.entries[-1].next_offset
 
     async def _commit(self, change: Change) -> None:
         self.manifest = await self.offloader.commit_manifest(

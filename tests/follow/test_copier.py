@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from follower_world import World, run
 from growing_source import GrowingStream
+from managed_world import contribute
 
 from offload import build_chunk
-from offload.errors import Corrupt, Diverged
+from offload.errors import Conflict, Corrupt, Diverged
 from offload.model.part import StreamPart
+from offload.store.faults import Fault, Rule
 from offload.streams.copier import LEDGERS_AT_ONCE, StreamCopier
+from offload.streams.writer import COMMIT_RECEIPTS
 
 
 def copier(world: World) -> StreamCopier:
@@ -131,3 +134,70 @@ def test_one_commit_announces_no_more_ledgers_than_the_bound() -> None:
         assert max(announced) == LEDGERS_AT_ONCE
 
     run(scenario)
+
+
+class TestAJobBesideTheWriter:
+    """A job appends other records beside a writer, which keeps its fence. Nothing goes on behind them."""
+
+    OTHER = 10
+    """The number of records of the job: as many as one chunk of the source has."""
+
+    async def contribute(self, world: World) -> None:
+        end = (await world.tier().load_manifest("orders")).next_offset
+        await contribute(
+            world.tier(), build_chunk([b"job"] * self.OTHER, offset=end, timestamp_ms=1, epoch=1)
+        )
+
+    async def check(self, world: World, kept: StreamCopier, end: int) -> None:
+        with pytest.raises(Conflict, match="beside this writer"):
+            await copy_all(kept, world.source)
+
+        assert await world.committed() == end + self.OTHER
+        with pytest.raises(Diverged):
+            await copy_all(copier(world), world.source)
+
+    def test_nothing_is_copied_behind_a_job_that_a_lost_reply_has_hidden(self) -> None:
+        """The last commit of a batch is in, and is judged by the newest root, in which the job is too."""
+
+        async def scenario(world: World) -> None:
+            for _ in range(LEDGERS_AT_ONCE + 3):
+                world.source.append()
+                world.source.roll()
+            commits = 2 + LEDGERS_AT_ONCE // COMMIT_RECEIPTS  # a claim, and the announcement
+            rule = Rule(Fault.LOSE_REPLY, "create", "*/root.*", nth=commits)
+
+            async def before(operation: str, key: str) -> None:
+                if rule.matched == commits and operation == "list":
+                    world.store.before = nothing
+                    await self.contribute(world)
+
+            world.store.rules, world.store.before = [rule], before
+
+            await self.check(world, copier(world), 10 * LEDGERS_AT_ONCE)
+
+        run(scenario)
+
+    def test_the_sound_part_of_a_damaged_ledger_is_not_copied_behind_a_job(self) -> None:
+        """The job appends while the fragment is uploaded that the damage breaks off."""
+
+        async def scenario(world: World) -> None:
+            kept = copier(world)
+            world.source.append()
+            await copy_all(kept, world.source)
+            world.source.append(4)
+            world.source.ledgers[0][4] = flipped(world.source.ledgers[0][4])
+
+            async def after(operation: str, key: str) -> None:
+                if operation == "create":  # the announcement
+                    world.store.after = nothing
+                    await self.contribute(world)
+
+            world.store.after = after
+
+            await self.check(world, kept, 10)
+
+        run(scenario)
+
+
+async def nothing(operation: str, key: str) -> None:
+    """Do nothing beside a request."""

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 from managed_world import STREAM, World, bodies, fill, run
 
-from offload.errors import Corrupt, Diverged
+from offload import ObjectStoreOffloader, TierOptions
+from offload.errors import Absent, Corrupt, Diverged
+from offload.local.memory_log import MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.entry import Entries
 from offload.model.manifest import CommittedStream
 from offload.store.memory import MemoryStore
+from offload.upkeep.compact.stream import compact
 from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import sweep
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
 
@@ -226,3 +230,63 @@ def test_a_plan_of_a_log_whose_copies_never_go_says_so() -> None:
         assert plan.ledgers[0].reason == "on the tier, kept for ever"
 
     run(scenario)
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["confirmation", "comparison"])
+def test_fragments_that_are_compacted_and_swept_while_they_are_looked_at_are_no_loss(is_noted: bool) -> None:
+    """The newest root names copies of them. Without its note, the owner compares them before it confirms."""
+
+    async def scenario(world: World) -> None:
+        small = ObjectStoreOffloader(
+            world.store, options=TierOptions(fragment_size_bytes=200), env=world.env()
+        )
+        log = MemoryLog(STREAM, disk=world.disk)
+        ledger = await ManagedLedger.open(log, small, policy=LAG, env=world.env(), emit=world.events.append)
+        records = await fill(ledger, 8, 8, 1, size_bytes=60)
+        await ledger.step()
+        await ledger.close()
+        if not is_noted:
+            del world.disk.notes["committed"]
+        first = next(key for key in sorted(objects_of(world)) if key.endswith(".fragment"))
+
+        async def before(operation: str, key: str) -> None:
+            if (operation, key) == ("get", first):
+                world.store.before = nothing
+                async for report in compact(world.tier(), fragment_size_bytes=2**20):
+                    assert report.error is None
+                await sweep(world.tier(), grace_seconds=0.0, uploads_seconds=0.0, env=world.env())
+                assert first not in objects_of(world)
+
+        ledger = await world.open(LAG)
+        world.store.before = before
+        await ledger.offload_prefix(16)
+        for _ in range(2):  # without its note, the lag begins again
+            await ledger.step()
+            assert ledger.error is None
+            world.clock.now += 61
+        await ledger.step()
+
+        assert ledger.error is None
+        assert world.store.before is nothing
+        assert world.local() == [16]
+        assert await bodies(ledger) == records
+
+    run(scenario)
+
+
+def test_a_fragment_that_the_newest_root_names_and_that_is_gone_is_a_loss() -> None:
+    async def scenario(world: World) -> None:
+        ledger, _ = await offloaded(world, 10, 5)
+        del objects_of(world)[next(key for key in objects_of(world) if key.endswith(".fragment"))]
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, Absent)
+        assert world.local() == [0, 10]
+
+    run(scenario)
+
+
+async def nothing(operation: str, key: str) -> None:
+    """Do nothing beside a request."""

@@ -16,7 +16,7 @@ from simulation.owner_mutants import OWNER_BUGS, OWNER_FOUND_AT
 from simulation.world import Broken, Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
-SEEDS = (10, 14, 37, 53)
+SEEDS = (10, 12, 14, 53)
 """With these, everything in `EXPECTED` happens."""
 
 MORE_SEEDS = 20
