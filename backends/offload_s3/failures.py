@@ -7,10 +7,11 @@ which option or permission fixes it. It holds no secret, no query and no login.
 The error says what is known of the request:
 
     refused by a reply           nothing was applied: `AlreadyExists`, `Denied`, `Throttled`, `TryAgain` ...
+    a reply that is not S3's     as if there were none (`proofs`)
     never sent                   `TryAgain`, for a mutation too: no connection, a name does not resolve
     sent; no reply, or HTTP 5xx  `OutcomeUnknown` for a mutation, `TryAgain` for a read
 
-The second row is sound because the client sends each request once (`client`): an error of connecting cannot
+The third row is sound because the client sends each request once (`client`): an error of connecting cannot
 belong to a second try of a request whose first try arrived.
 """
 
@@ -198,10 +199,8 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
             return _of_code(exc, said, key, lost)
         case ExchangeError():
             return meaning_of(exc, said, lost)
-        case ResponseParserError():
-            return StoreDenied(
-                f"{said}: the reply is not from an S3 server, perhaps a page of a proxy; check `endpoint_url`"
-            )
+        case ResponseParserError():  # no XML
+            return not_from_s3(what, where=where, mutation=mutation)
         case sdk.NoCredentialsError():
             return StoreDenied(
                 f"{said}: no credentials found; set them in the environment, a profile, or options"
@@ -218,6 +217,18 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
         case _ if isinstance(exc, SETTINGS) or _is_plain_value_error(exc):
             return Misuse(f"{said}: {one_line(exc).partition(': Bucket name must')[0]}")
     return _of_connection(exc, said, lost)
+
+
+def not_from_s3(what: str, *, where: str, mutation: bool) -> OffloadError:
+    """Return the error of a success that S3 did not send.
+
+    A proxy may send a page for a moment only, so the request is tried again. The page does not prove that a
+    mutation was not applied.
+    """
+    kind = OutcomeUnknown if mutation else TryAgain
+    return kind(
+        f"{where}: cannot {what}: the reply is not from an S3 server; check `endpoint_url` and `proxy`"
+    )
 
 
 def code_of(exc: ClientError) -> str:
@@ -286,7 +297,7 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
     if code in TRANSIENT or status >= 500 or (code.isdigit() and int(code) >= 500):
         # A 502 from a proxy is unknown too: the server behind it may have applied the request.
         strange = code.isdigit() and not _speaks_s3(exc)
-        hint = "; the reply is not from an S3 server: check `endpoint_url` and `proxy`" if strange else ""
+        hint = "; the reply is not from an S3 server; check `endpoint_url` and `proxy`" if strange else ""
         return lost(f"{said}: {code}: {message}{hint}")
     if code in WRONG:
         return Misuse(f"{said}: {code}: {message}")

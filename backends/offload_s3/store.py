@@ -9,7 +9,8 @@ retry in one place. Invariants:
   aborted.
 - Every object is encrypted as the options ask, commits too.
 - A read returns the span that was asked for, whole and as it was stored.
-- The code of a reply decides what it means, in `failures`.
+- The code of a refusal decides what it means, in `failures`. A success is proved by what the reply contains
+  (`proofs`). One without its proof is tried again, as if it had not arrived.
 
 If the reply to a create is lost, this store raises `OutcomeUnknown` and asks nothing: the object may still
 appear. The commit protocol lists, and reads the object if there is one (`offload.commit.log`).
@@ -50,14 +51,22 @@ from offload.contracts.store import (
     Upload,
     check_key,
 )
-from offload.errors import Corrupt, Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
 from offload_s3.direct import data_file_system, reply_of, safely_parsed
-from offload_s3.failures import FAILURES, code_of, explained, status_of
+from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, status_of
 from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
+from offload_s3.proofs import (
+    Proof,
+    is_page,
+    is_page_of_uploads,
+    is_tagged,
+    is_upload,
+    results_for,
+)
 from offload_s3.signing import refuse_to_sign, signed_by
 from offload_s3.upload import S3Upload
 
@@ -69,9 +78,6 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 DELETE_BATCH_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
-NO_S3: Final = "the reply has no ETag, so it is not from an S3 server; check `endpoint_url` and `proxy`"
-"""A web server may answer 200 to any request, a PUT too."""
-
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
 NOT_FOUND: Final = 404
 
@@ -144,19 +150,16 @@ class S3Store(ObjectStore, SignsReads):
         """Send one GET. A range beyond the object's end (416) reads as empty."""
         wanted = range_of(span)
         if self.options.client == "direct" and isinstance(span, Span) and span.length:
-            return await self.ask(self._long_reads.get(check_key(key), span), f"read {key!r}", key=key)
+            return await self.explain(self._long_reads.get(check_key(key), span), f"read {key!r}", key=key)
         # The store keeps the checksum of the whole object, and sends none with a part of it.
         ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
         call = self._read(Bucket=self.bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
         try:
-            data, reply = await self.ask(call, f"read {key!r}", key=key)
+            data, reply = await self.explain(call, f"read {key!r}", key=key)
         except OffloadError as exc:
             if isinstance(exc.__cause__, ClientError) and code_of(exc.__cause__) in BEYOND_THE_END:
                 return b""
             raise
-        if not reply.get("ETag"):
-            # The page may come from a proxy for a moment, so the read may be tried again.
-            raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
         where = f"{self.url}: {key!r}"
         if span is None:
             await check_sum(partial(make_sure_of_checksum, data, reply, where), len(data))
@@ -187,7 +190,7 @@ class S3Store(ObjectStore, SignsReads):
             Bucket=self.bucket, Key=check_key(key), **wanted, **self._keyed, **self._payer
         )
         try:
-            return await self.ask(call, what, key=key)
+            return await self.ask(call, what, proof=is_tagged, key=key)
         except Denied as exc:
             # The reply to a HEAD has no body, and some servers send no S3 header with a 404. `failures` takes
             # such a reply for that of a web server, because nothing in it shows the difference.
@@ -230,9 +233,9 @@ class S3Store(ObjectStore, SignsReads):
                 # The token says where the next page begins.
                 asked.pop("StartAfter", None)
             call = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **asked, **self._payer)
-            page = await self.ask(call, f"list {prefix!r}")
+            page = await self.ask(call, f"list {prefix!r}", proof=is_page(self.bucket))
             yield page
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return
             following = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -243,9 +246,11 @@ class S3Store(ObjectStore, SignsReads):
         for start in range(0, len(names), DELETE_BATCH_MAX):
             batch = names[start : start + DELETE_BATCH_MAX]
             client = await self.client()
-            objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            # Not `Quiet`: a quiet reply of success contains nothing, and so does that of a web server.
+            objects = {"Objects": [{"Key": key} for key in batch]}
             call = client.delete_objects(Bucket=self.bucket, Delete=objects, **self._payer)
-            reply = await self.ask(call, f"delete {len(batch)} objects", mutation=True)
+            what = f"delete {len(batch)} objects"
+            reply = await self.ask(call, what, proof=results_for(batch), mutation=True)
             # The reply is 200 even if keys were refused. Absent keys are no errors in it.
             for error in reply.get("Errors", ()):
                 # One refused key fails the whole call. The caller may repeat the call as it is: keys that
@@ -268,7 +273,7 @@ class S3Store(ObjectStore, SignsReads):
         )
         # Not marked as a mutation, so a lost reply is `TryAgain`: an upload that began without our knowledge
         # makes no object visible, and another one may begin beside it.
-        reply = await self.ask(call, f"begin to store {key!r}")
+        reply = await self.ask(call, f"begin to store {key!r}", proof=is_upload)
         where = {"Bucket": self.bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
         return S3Upload(self, key, where, keyed=self._keyed)
 
@@ -281,14 +286,16 @@ class S3Store(ObjectStore, SignsReads):
             call = client.list_multipart_uploads(
                 Bucket=self.bucket, Prefix=prefix, **following, **self._payer
             )
-            page = await self.ask(call, f"list unfinished uploads of {prefix!r}")
+            what = f"list unfinished uploads of {prefix!r}"
+            page = await self.ask(call, what, proof=is_page_of_uploads(self.bucket))
             found += [
                 Unfinished(row["Key"], row["UploadId"], int(row["Initiated"].timestamp() * 1000))
                 for row in page.get("Uploads", ())
             ]
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 break
-            following = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker")}
+            following = given(**markers)
         # If a server matched the prefix loosely, a sweep of one stream would abort the uploads of another.
         return [upload for upload in found if upload.key.startswith(prefix)]
 
@@ -309,7 +316,7 @@ class S3Store(ObjectStore, SignsReads):
             seconds=seconds,
             stall_seconds=self.options.read_timeout_seconds,
         )
-        return await self.ask(call, "sign reads")
+        return await self.explain(call, "sign reads")
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -343,12 +350,21 @@ class S3Store(ObjectStore, SignsReads):
             if self._files is None:
                 return client  # closed meanwhile, so the request fails as those of a closed client do
             files = self._data_files or data_file_system(self.options, self._files.session)
-            client = await self.ask(opened(files), "open a client")
+            client = await self.explain(opened(files), "open a client")
             self._data_files = files
             return client
 
-    async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
-        """Await one request, and raise the port's errors for those of the client."""
+    async def ask(
+        self, call: Awaitable[Any], what: str, *, proof: Proof, key: str = "", mutation: bool = False
+    ) -> Any:
+        """Await one request. Raises the port's errors, also for a success that `proof` does not prove."""
+        reply = await self.explain(call, what, key=key, mutation=mutation)
+        if not proof(reply):
+            raise not_from_s3(what, where=self.url, mutation=mutation)
+        return reply
+
+    async def explain(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
+        """Await a call of the client, and raise the port's errors for the client's."""
         try:
             return await call
         except OffloadError:
@@ -379,10 +395,7 @@ class S3Store(ObjectStore, SignsReads):
             **self._keyed,
             **self._payer,
         )
-        reply = await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
-        if not reply.get("ETag"):  # a 200 from a web server must not count as a commit
-            # Unknown, and not refused: such a reply does not prove that nothing was stored.
-            raise OutcomeUnknown(f"{self.url}: cannot {what} {key!r}: {NO_S3}")
+        await self.ask(call, f"{what} {key!r}", proof=is_tagged, key=key, mutation=True)
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
         """Send one GET for a span, and return its reply while the body is on its way."""
@@ -397,9 +410,9 @@ class S3Store(ObjectStore, SignsReads):
                 return None
             raise
         body = reply_of(reply["Body"])
-        if not reply.get("ETag"):
+        if not is_tagged(reply):
             body.close()
-            raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
+            raise not_from_s3(f"read {key!r}", where=self.url, mutation=False)
         return range_reply(
             body,
             span,
@@ -413,10 +426,13 @@ class S3Store(ObjectStore, SignsReads):
         client = await self.data_client()
         with safely_parsed(f"{self.url}: {request['Key']!r}"):
             reply = await client.get_object(**request)
-        # `ask` awaits this method, the body included. So a connection that breaks in the middle of the body
-        # raises an error of the port too.
+        # `explain` awaits this method, the body included. So a connection that breaks in the middle of the
+        # body raises an error of the port too.
         async with reply["Body"] as stream:
-            return await stream.read(), reply
+            data = await stream.read()
+        if not is_tagged(reply):
+            raise not_from_s3(f"read {request['Key']!r}", where=self.url, mutation=False)
+        return data, reply
 
     @cached_property
     def _payer(self) -> dict[str, str]:

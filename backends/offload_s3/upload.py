@@ -11,6 +11,7 @@ from offload.contracts.store import Upload
 from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.parts import part_numbers
+from offload_s3.proofs import is_aborted, is_completed, is_tagged
 
 if TYPE_CHECKING:
     from offload_s3.store import S3Store
@@ -33,7 +34,7 @@ class S3Upload(Upload):
             PartNumber=number, Body=sliced([data]), ChecksumCRC32C=checksum, **self._where, **self._keyed
         )
         what = f"store part {number} of {self._key!r}"
-        reply = await self._store.ask(call, what, key=self._key, mutation=True)
+        reply = await self._store.ask(call, what, proof=is_tagged, key=self._key, mutation=True)
         self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumCRC32C": checksum}
 
     async def complete(self) -> None:
@@ -45,13 +46,15 @@ class S3Upload(Upload):
         call = client.complete_multipart_upload(
             MultipartUpload={"Parts": parts}, **self._where, **self._keyed
         )
-        await self._store.ask(call, f"complete {self._key!r}", key=self._key, mutation=True)
+        what = f"complete {self._key!r}"
+        await self._store.ask(call, what, proof=is_completed, key=self._key, mutation=True)
 
     async def abort(self) -> None:
         """Send AbortMultipartUpload. An upload that is gone already counts as aborted."""
         client = await self._store.client()
         try:
             call = client.abort_multipart_upload(**self._where)
-            await self._store.ask(call, f"abort {self._key!r}", key=self._key, mutation=True)
+            what = f"abort {self._key!r}"
+            await self._store.ask(call, what, proof=is_aborted, key=self._key, mutation=True)
         except NotFound:
             pass  # an earlier try ended it, and its reply was lost

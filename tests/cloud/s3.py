@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cloud.calls import DIGITS, Client, part_of
 from offload_s3 import S3Options
 from offload_s3.store import S3Store
@@ -21,9 +23,19 @@ def answers(heard: Heard) -> Answer:
         case "POST", ["uploadId"]:
             return xml("CompleteMultipartUploadResult", "<Key>a/key</Key>")
         case "POST", ["delete"]:
-            return xml("DeleteResult", "")
+            deleted = b"".join(re.findall(rb"<Key>.*?</Key>", heard.body)).decode()
+            return xml(
+                "DeleteResult",
+                deleted.replace("<Key>", "<Deleted><Key>").replace("</Key>", "</Key></Deleted>"),
+            )
+        case "GET", ["uploads", *_] | [_, "uploads", *_]:
+            return xml(
+                "ListMultipartUploadsResult", "<Bucket>bucket</Bucket><IsTruncated>false</IsTruncated>"
+            )
+        case "DELETE", ["uploadId"]:
+            return Answer(204)
         case "GET", ["delimiter" | "encoding-type" | "list-type", *_]:
-            return xml("ListBucketResult", "<IsTruncated>false</IsTruncated>")
+            return xml("ListBucketResult", "<Name>bucket</Name><IsTruncated>false</IsTruncated>")
         case "GET", _:
             return part_of(DIGITS, heard, TAGGED, beyond=refusal("InvalidRange", 416))
     return Answer(headers=TAGGED)

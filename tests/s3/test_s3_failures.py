@@ -156,7 +156,7 @@ def test_an_error_without_a_code_and_marks_is_not_from_s3(code: str) -> None:
         (UnauthorizedSSOTokenError(), StoreDenied, "sign-in has expired"),
         (CredentialRetrievalError(provider="p", error_msg="e"), TryAgain, "credentials could not be fetched"),
         (FlexibleChecksumError(error_msg="e"), TryAgain, "damaged on the way"),
-        (ResponseParserError("page"), StoreDenied, "not from an S3 server"),
+        (ResponseParserError("page"), OutcomeUnknown, "not from an S3 server"),
         (ValueError("Invalid endpoint: x"), Misuse, "Invalid endpoint"),
         (FileNotFoundError(2, "no file", "ca.pem"), Misuse, "ca.pem"),
         (ReadTimeoutError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1 did not"),
