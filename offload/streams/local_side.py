@@ -29,7 +29,7 @@ from offload.streams.arrivals import Arrivals, vouched_end
 from offload.streams.batches import Window
 from offload.streams.choice import NOTHING, Extent, Failure
 from offload.streams.history import check_chunk
-from offload.streams.tier_side import TierSide
+from offload.streams.tier_side import FilesGone, TierSide, reading_source
 
 TRIES: Final = 3
 """How often a read begins again with a new snapshot before the source counts as gone for now."""
@@ -128,26 +128,32 @@ class LocalSide:
         """Find out what may be read, and take a snapshot if the source has changed, or `anew`.
 
         Raises `Diverged` if the source has another history than what was delivered or is on the tier. If the
-        source is gone for now, or damaged as a whole, `error` is set. Other errors are raised.
+        source is gone for now, or damaged as a whole, `error` is set. If its files go away while they are
+        compared, another snapshot is taken. Other errors are raised, such as `TryAgain` of a store.
         """
-        try:
-            mark = await self.source.mark()
-            is_known = mark is not None and mark == self._mark and self._compared is self.tier.manifest
-            if is_known and not anew and self.error is None and self.extent.end == self.next_offset:
+        for tries_left in reversed(range(TRIES)):
+            try:
+                mark = await self.source.mark()
+                is_known = mark is not None and mark == self._mark and self._compared is self.tier.manifest
+                if is_known and not anew and self.error is None and self.extent.end == self.next_offset:
+                    return
+                await self.aclose()
+                snapshot = await self.source.snapshot(self.tier.since)
+            except (TryAgain, NotOffloaded, Corrupt) as error:
+                await self._lose(error)
                 return
-            await self.aclose()
-            snapshot = await self.source.snapshot(self.tier.since)
-        except (TryAgain, NotOffloaded, Corrupt) as error:
-            await self._lose(error)
-            return
-        self._snapshot, self.error = snapshot, None
-        try:
-            await self._show(snapshot, delivered)
-        except BaseException:
-            await self.aclose()
-            raise
-        # Only now: if the comparison failed, the next look must not believe that nothing is new.
-        self._mark, self._compared = mark, self.tier.manifest
+            self._snapshot, self.error = snapshot, None
+            try:
+                await self._show(snapshot, delivered)
+            except FilesGone as gone:
+                await self._lose(None if tries_left else gone.error)
+            except BaseException:
+                await self.aclose()
+                raise
+            else:
+                # Only now: if the comparison failed, the next look must not believe that nothing is new.
+                self._mark, self._compared = mark, self.tier.manifest
+                return
 
     async def has_news(self) -> bool:
         """Return whether another look may find more, or other reasons why there is nothing."""
@@ -216,7 +222,8 @@ class LocalSide:
         is_on_tier = await self._continues_tier(snapshot, delivered)
         if is_on_tier is None:
             return
-        end = await self.believed.end(snapshot)
+        with reading_source():
+            end = await self.believed.end(snapshot)
         if is_on_tier:
             # The tier has it, so somebody has vouched for it already.
             end = max(end, self.tier.extent(self.tier.newest).end)
@@ -261,7 +268,8 @@ class LocalSide:
             if not is_whole or header.offset < snapshot.first_offset:
                 return False  # there are no whole records to compare
         try:
-            await check_chunk(self.source.name, delivered.chunk, snapshot, held_by="reader")
+            with reading_source():
+                await check_chunk(self.source.name, delivered.chunk, snapshot, held_by="reader")
         except Diverged as error:
             raise Diverged(f"{error}; {ADVICE}", kind=error.kind) from error
         return True

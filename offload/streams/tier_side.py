@@ -6,8 +6,8 @@ chunk is one with all of it; that chunk is fetched once for each end of the part
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
@@ -120,13 +120,15 @@ class TierSide:
         """Raise `Diverged` unless the source and the newest part are one history.
 
         Returns False if nothing shows whether they are, because no chunk is on both. A source that ends
-        before the tier raises, too: the kind is `BEHIND`.
+        before the tier raises, too: the kind is `BEHIND`. Raises `FilesGone` if the snapshot's files are gone.
         """
         committed = self.manifest
         if committed is None:
             return False
         if not committed.fragments:
-            return await check_empty(await self._listed(), committed, snapshot)
+            part = await self._listed()
+            with reading_source():
+                return await check_empty(part, committed, snapshot)
         try:
             if not reaches(committed.stream, committed.next_offset, snapshot):
                 return False
@@ -142,7 +144,8 @@ class TierSide:
         header = ChunkHeader.decode(raw, where=f"last chunk of {committed.stream!r}")
         if snapshot.holds is not None and header.offset < snapshot.first_offset:
             return False  # the source has cut its chunks elsewhere, and deleted a part of this one
-        await check_chunk(committed.stream, raw, snapshot)
+        with reading_source():
+            await check_chunk(committed.stream, raw, snapshot)
         return True
 
     async def holds(self, part: int, chunk: bytes) -> bool | None:
@@ -202,6 +205,23 @@ class TierSide:
         # Whoever reads both sides knows better what is skipped.
         if not isinstance(event, Skipped):
             self._emit(event)
+
+
+class FilesGone(Exception):
+    """The files of a snapshot were deleted while it was compared. It is no error of a user."""
+
+    def __init__(self, error: TryAgain) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def reading_source() -> Iterator[None]:
+    """Distinguish a source whose files go away from a store that does not answer. Both raise `TryAgain`."""
+    try:
+        yield
+    except TryAgain as error:
+        raise FilesGone(error) from error
 
 
 def _is_same(found: ChunkHeader, expected: ChunkHeader) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 import pytest
 from two_sides import HOLD_BACK, STREAM, Disk, OneStream, World
@@ -17,16 +18,19 @@ from offload import (
     NotOffloaded,
     ObjectStoreOffloader,
     ReadPriority,
+    Snapshot,
     StreamDeleted,
     TieredReader,
     TryAgain,
     delete_stream,
     sync,
 )
+from offload.model.manifest import Manifest
 from offload.model.position import PartOffset, Position
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.choice import ReadSide
+from offload.streams.local_side import TRIES
 from offload.streams.reader import Messages
 
 LOCAL_FIRST, TIER_FIRST = ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST
@@ -213,6 +217,58 @@ class TestHandOvers:
             assert world.place == 40
 
         run(scenario, priority)
+
+    @BOTH
+    @pytest.mark.parametrize("snapshots", [1, TRIES])
+    def test_files_that_go_away_while_they_are_compared_do_not_end_a_read(
+        self, snapshots: int, priority: ReadPriority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The files of the first snapshots cannot be opened. The tier has the beginning, and answers."""
+
+        async def scenario(world: World) -> None:
+            await filled(world)
+            whole, taken = world.disk.snapshot, count(1)
+
+            async def snapshot(since: Manifest | None = None) -> Snapshot:
+                found, is_gone = await whole(since), next(taken) <= snapshots
+                for segment in world.disk.segments:
+                    segment.is_deleted = is_gone
+                return found
+
+            monkeypatch.setattr(world.disk, "snapshot", snapshot)
+            assert await read_all(world) == [*range(30)]
+            assert world.error is None
+
+        run(scenario, priority)
+
+    def test_files_that_go_away_while_the_last_delivered_chunk_is_compared_do_not_end_a_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No chunk is on both sides, so the snapshot is compared with what was delivered."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=1)
+            world.disk.retain()
+            whole, is_next_gone = world.disk.snapshot, list[bool]()
+
+            async def act() -> None:
+                is_next_gone.append(True)
+                for segment in world.disk.segments:
+                    segment.is_deleted = True
+
+            async def snapshot(since: Manifest | None = None) -> Snapshot:
+                is_gone = bool(is_next_gone) and is_next_gone.pop()
+                for segment in world.disk.segments:
+                    segment.is_deleted = is_gone
+                return await whole(since)
+
+            monkeypatch.setattr(world.disk, "snapshot", snapshot)
+            world.disk.before_read = 20, act
+            assert await read_all(world) == [*range(30)]
+            assert world.disk.before_read == (20, None)
+            assert (world.error, is_next_gone) == (None, [])
+
+        run(scenario)
 
     def test_the_tier_is_looked_at_again_before_the_disk_is_read_behind_it(self) -> None:
         async def scenario(world: World) -> None:
