@@ -120,7 +120,7 @@ class TierSide:
         """Raise `Diverged` unless the source and the newest part are one history.
 
         Returns False if nothing shows whether they are, because no chunk is on both. A source that ends
-        before the tier raises, too: the kind is `BEHIND`. Raises `FilesGone` if the snapshot's files are gone.
+        before the tier raises, too: the kind is `BEHIND`. Raises `FilesGone` if the snapshot lost its files.
         """
         committed = self.manifest
         if committed is None:
