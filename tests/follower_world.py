@@ -13,7 +13,7 @@ from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import Event
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.follower import Follower
 
 LAG: Final = 10.0
@@ -30,6 +30,8 @@ LEADING = FollowStatus(
     lag_records=6,
     lag_seconds=2.5,
     alarm_seconds=15.0,
+    waits=Wait.COPY,
+    waits_since_ms=9000,
 )
 """The status of a follower that leads, and lags."""
 

@@ -72,6 +72,14 @@ class ReadHandle(ABC):
         """
         return windows_of(rows, size_bytes=size_bytes)
 
+    async def modified_ms(self) -> int | None:
+        """Return when the ledger was last written, in milliseconds since 1970. None if nothing shows it.
+
+        Optional: a ledger in a file has the file's time. It bounds the timestamps of chunks, which a clock
+        that was wrong may have made.
+        """
+        return None
+
     def unknown_sections(self) -> Mapping[str, int]:
         """Return the names of sections of other programs, each with the number of fragments that have one.
 

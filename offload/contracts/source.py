@@ -60,6 +60,24 @@ class Snapshot:
                 return bytes(await ledger.read(rows)) if rows["offset"].tolist() == [offset] else None
         return None
 
+    async def oldest_ms(self, offset: int) -> int | None:
+        """Return when the oldest record at or behind `offset` was written, in milliseconds since 1970.
+
+        It is the timestamp of its chunk, within the times of the files: not before the last write to the
+        ledger before it, and not after the last one to its own. None if there is no such record. Raises
+        `Corrupt` and `TryAgain` as the ledgers do.
+        """
+        for number, ledger in enumerate(self.ledgers):
+            if offset < ledger.next_offset:
+                table = await ledger.table()
+                row = row_holding(table, max(offset, ledger.first_offset))
+                written_ms = int(table["timestamp_ms"][row])
+                earliest = await self.ledgers[number - 1].modified_ms() if number else None
+                latest = await ledger.modified_ms()
+                written_ms = written_ms if earliest is None else max(written_ms, earliest)
+                return written_ms if latest is None else min(written_ms, latest)
+        return None
+
     async def attach(self, position: Position) -> int:
         """Return the offset of the chunk at which a reader of this position begins.
 

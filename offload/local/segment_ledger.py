@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
-from offload.local.files import open_file, read_at, read_into, shown_path
+from offload.local.files import explained, open_file, read_at, read_into, shown_path
 from offload.local.pair import Pair
 from offload.model.chunk_table import ChunkTable
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
@@ -73,6 +73,10 @@ class SegmentLedger(ReadHandle):
         stop = int(rows["position"][-1]) + int(rows["size_bytes"][-1])
         return await asyncio.to_thread(self._read, start, stop - start)
 
+    async def modified_ms(self) -> int:
+        """Return the time of the last write to the segment. Raises `TryAgain` if the broker deleted it."""
+        return await asyncio.to_thread(self._modified_ms)
+
     async def aclose(self) -> None:
         """Close the file if it is open. No read may be running."""
         with self._opening:
@@ -88,6 +92,10 @@ class SegmentLedger(ReadHandle):
         memory = self._pool.take(size_bytes)
         filled = read_into(memory, descriptor, start, path=path)
         return memory[:filled].toreadonly()
+
+    def _modified_ms(self) -> int:
+        with explained("look at", self._pair.segment):
+            return os.stat(self._pair.segment).st_mtime_ns // 1_000_000
 
     def _open(self) -> int:
         with self._opening:  # several windows are read at a time, in threads of their own

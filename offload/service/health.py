@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from offload.model.position import iso_of
 from offload.service.upkeep import Upkeep
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowState, FollowStatus
+from offload.streams.follow_rules import FollowState, FollowStatus, Wait
 from offload.streams.vouched import VouchedSource
 
 __all__ = ["Health"]
+
+WAITS: Final = {
+    Wait.MORE: "for more records",
+    Wait.BROKER: "until the broker has committed it, or `hold_back` is over",
+    Wait.TURN: "for the copies of other streams",
+    Wait.COPY: "for the copy that is under way",
+    Wait.LEADER: "for the leading process; this one takes over if nothing is committed for `takeover`",
+}
+"""What the oldest record waits for, in words. An error says it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,14 @@ class Health:
         found = [*self.lost_sources(), *(line for status in self.statuses() for line in _problem(status))]
         return [_printable(line) for line in found]
 
+    def notes(self) -> list[str]:
+        """Return a line for each kind of error that is tried again, from the first failed try on."""
+        found: dict[type, list[FollowStatus]] = {}
+        for status in self.statuses():
+            if status.waits is Wait.RETRY:
+                found.setdefault(type(status.error), []).append(status)
+        return [_printable(_retried(each)) for each in found.values()]
+
     def summary(self) -> str:
         """Return a sentence on what this process leads. A standby says that it stands by."""
         states = [status.state for status in self.statuses()]
@@ -55,6 +73,7 @@ class Health:
             "ready": not problems,
             "summary": self.summary(),
             "problems": problems,
+            "notes": self.notes(),
             "streams": [status_as_json(status) for status in self.statuses()],
             "brokers": [broker_as_json(each) for each in self.asked],
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
@@ -73,11 +92,13 @@ def status_as_json(status: FollowStatus) -> dict[str, Any]:
         "state": status.state.value,
         "late": status.is_late,
         "lag_records": status.lag_records,
-        "lag_seconds": round(status.lag_seconds, 3),
+        "lag_seconds": None if status.lag_seconds is None else round(status.lag_seconds, 3),
         "alarm_seconds": status.alarm_seconds,
         "source_next_offset": status.source_next_offset,
         "dispatched_offset": status.dispatched_offset,
         "committed_offset": status.committed_offset,
+        "waits": status.waits.value,
+        "waits_since": iso_of(status.waits_since_ms) if status.waits_since_ms else None,
         "error": None if status.error is None else str(status.error),
     }
 
@@ -101,8 +122,29 @@ def _problem(status: FollowStatus) -> Iterator[str]:
         ends = f"its source ends at offset {source}, but the tier holds it up to {tier}"
         yield f"stream {status.stream!r} cannot go on: {ends}; the source was cut, or is a replica that lags"
     elif status.is_late:
-        waited = f"its oldest record has waited {status.lag_seconds:.0f} s"
-        yield f"stream {status.stream!r} is late: {waited}, and the alarm is at {status.alarm_seconds:.0f} s"
+        yield f"stream {status.stream!r} is late: {_lag(status)}{_waiting(status)}"
+
+
+def _lag(status: FollowStatus) -> str:
+    alarm = f"the alarm is at {status.alarm_seconds:.0f} s"
+    if status.lag_seconds is None:
+        return f"its lag is not known, it has waited here for {status.waited_seconds:.0f} s, and {alarm}"
+    return f"its oldest record that is not on the tier is {status.lag_seconds:.0f} s old, and {alarm}"
+
+
+def _waiting(status: FollowStatus) -> str:
+    if status.waits is Wait.RETRY:
+        return f"; tried again since {iso_of(status.waits_since_ms)}: {status.error}"
+    if (what := WAITS.get(status.waits)) is None:
+        return ""
+    return f"; it waits since {iso_of(status.waits_since_ms)} {what}"
+
+
+def _retried(statuses: list[FollowStatus]) -> str:
+    """Return a line about streams that wait for the next try after errors of one class."""
+    first = min(statuses, key=lambda status: status.waits_since_ms)
+    more = f" (and {len(statuses) - 1} more)" if statuses[1:] else ""
+    return f"stream {first.stream!r}{more} is tried again since {iso_of(first.waits_since_ms)}: {first.error}"
 
 
 def _printable(text: str) -> str:

@@ -2,7 +2,8 @@
 
     /metrics    for Prometheus
     /livez      200 as long as the event loop answers: otherwise restart the process
-    /readyz     200, or 503 with a line for each reason: a stream that is late or paused
+    /readyz     200, or 503 with a line for each reason: a stream that is late or paused. Errors that are
+                tried again have a line from the first failed try on
     /status     the same and more, as JSON
 
 The routes change nothing and send no request to a store. They answer on a loopback address unless the
@@ -45,7 +46,7 @@ def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         problems = health.problems()
-        lines = ["not ready" if problems else "ready", health.summary(), *problems]
+        lines = ["not ready" if problems else "ready", health.summary(), *problems, *health.notes()]
         return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if problems else 200)
 
     async def status(request: Request) -> Response:

@@ -139,7 +139,7 @@ class _Streams(Collector):
         rows = _rows(self._statuses(), self._streams_max)
         lag = GaugeMetricFamily(
             "offload_lag_seconds",
-            "How long the oldest record that is in the source and not on the tier has been waiting.",
+            "Age of the oldest record that is in the source and not on the tier.",
             labels=["stream"],
         )
         records = GaugeMetricFamily(
@@ -148,21 +148,29 @@ class _Streams(Collector):
         state = GaugeMetricFamily(
             "offload_stream_state", "Number of streams in this state.", labels=["stream", "state"]
         )
+        waits = GaugeMetricFamily(
+            "offload_stream_waits",
+            "Number of streams whose records wait for this.",
+            labels=["stream", "for"],
+        )
         paused = late = 0
         for name, statuses in rows.items():
-            lag.add_metric([name], max(each.lag_seconds for each in statuses))
+            if ages := [each.lag_seconds for each in statuses if each.lag_seconds is not None]:
+                lag.add_metric([name], max(ages))
             if known := [each.lag_records for each in statuses if each.lag_records is not None]:
                 records.add_metric([name], sum(known))
+            for what, count in Tally(each.waits for each in statuses).items():
+                waits.add_metric([name, what.value], count)
             states = Tally(each.state for each in statuses)
             for each in FollowState:
                 state.add_metric([name, each.value], states[each])
             paused += states[FollowState.PAUSED]
             late += sum(each.is_late for each in statuses)
-        yield from (lag, records, state)
+        yield from (lag, records, state, waits)
         yield GaugeMetricFamily("offload_paused_streams", "Streams that wait for a person.", value=paused)
         yield GaugeMetricFamily(
             "offload_late_streams",
-            "Streams that this process leads, and that lag beyond the alarm.",
+            "Streams that lag beyond the alarm, whoever leads them.",
             value=late,
         )
         waiting = GaugeMetricFamily(

@@ -67,7 +67,7 @@ class StreamPreview:
 
     lag_size_bytes: int = 0
     lag_seconds: float = 0.0
-    """The age of the oldest record that the tier lacks, by the timestamp of its chunk."""
+    """The age of the oldest record that the tier lacks, as `Snapshot.oldest_ms` has it."""
 
     stored_size_bytes: int = 0
     data_size_bytes: int = 0
@@ -132,7 +132,8 @@ async def _measured(
     """Return the preview with what the tier lacks, and the growth of the source."""
     start = snapshot.first_offset if manifest is None else manifest.next_offset
     lag_size_bytes = size_bytes = chunks = ledgers = 0
-    oldest_ms, first_ms, since_ms = now_ms, now_ms, now_ms - 1000 * GROWTH_SECONDS
+    first_ms, since_ms = now_ms, now_ms - 1000 * GROWTH_SECONDS
+    oldest_ms = await snapshot.oldest_ms(start)
     for number, ledger in enumerate(snapshot.ledgers):
         table = await ledger.table()
         lacking = table[table["offset"] >= start]
@@ -141,8 +142,6 @@ async def _measured(
         size_bytes, chunks = size_bytes + int(recent["size_bytes"].sum()), chunks + len(recent)
         # The first ledger is where a young source begins. It ends no fragment of a ledger before it.
         ledgers += number > 0 and len(recent) == len(table) > 0
-        if len(lacking):
-            oldest_ms = min(oldest_ms, int(lacking["timestamp_ms"].min()))
         if number == 0 and len(table):
             first_ms = min(now_ms, int(table["timestamp_ms"][0]))
     # Of a source that is younger than the window, the growth is that of its life.
@@ -152,7 +151,7 @@ async def _measured(
         source_next_offset=snapshot.next_offset,
         lag_records=max(0, snapshot.next_offset - max(start, snapshot.first_offset)),
         lag_size_bytes=lag_size_bytes,
-        lag_seconds=(now_ms - oldest_ms) / 1000,
+        lag_seconds=0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
         growth=Growth(
             bytes_per_second=size_bytes / seconds,
             chunks_per_second=chunks / seconds,

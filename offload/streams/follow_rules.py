@@ -11,7 +11,7 @@ from typing import Final
 
 from offload.errors import Misuse, OffloadError
 
-__all__ = ["FollowRules", "FollowState", "FollowStatus"]
+__all__ = ["FollowRules", "FollowState", "FollowStatus", "Wait"]
 
 
 LOOKS_PER_LAG: Final = 5
@@ -73,6 +73,27 @@ class FollowState(StrEnum):
     """An error waits for a person."""
 
 
+class Wait(StrEnum):
+    """What the records that are in the source and not committed wait for."""
+
+    NOTHING = "nothing"
+    """There are none, or nobody has looked yet."""
+    MORE = "more"
+    """More records, for a larger fragment. They are copied before `max_lag_seconds` are over."""
+    BROKER = "broker"
+    """The broker's word that a majority has them, or the end of `hold_back_seconds`."""
+    TURN = "turn"
+    """The copies of other streams of this process."""
+    COPY = "copy"
+    """The copy that is under way."""
+    LEADER = "leader"
+    """The process that leads, or the end of the time after which this one takes over."""
+    RETRY = "retry"
+    """The next try: an error, such as that of a store that does not answer, ended the last one."""
+    PERSON = "person"
+    """Somebody who mends the error that paused the stream."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowStatus:
     """The status of a stream, from the last look. No request was sent for it."""
@@ -89,12 +110,18 @@ class FollowStatus:
     """The end of what is committed or on its way to the store."""
     lag_records: int | None
     """The number of records that are in the source and not committed. None before the first look."""
-    lag_seconds: float
-    """The time for which the oldest of these records has been waiting. 0 if there is none.
+    lag_seconds: float | None
+    """The age of the oldest of these records, by the source's own timestamps. 0 if there is none.
 
-    Records that are there at the first look have been waiting since then.
+    A process that stands by knows the age at its last look at the tier. None if source or tier were not seen.
     """
     alarm_seconds: float
+    waited_seconds: float = 0.0
+    """How long this process has seen the oldest of these records wait. 0 if there is none."""
+    waits: Wait = Wait.NOTHING
+    """What these records wait for."""
+    waits_since_ms: int = 0
+    """When they began to, in milliseconds since 1970."""
     part: int = 1
     """The part of the stream that is followed. The offsets that are committed are of this part."""
 
@@ -102,13 +129,18 @@ class FollowStatus:
     def is_behind(self) -> bool:
         """True if the source has ended before the tier for longer than the alarm: it was cut, or it lags."""
         source, tier = self.source_next_offset, self.committed_offset
-        return source is not None and tier is not None and source < tier and self._alarms
-
-    @property
-    def _alarms(self) -> bool:
-        return self.lag_seconds > self.alarm_seconds
+        return (
+            source is not None
+            and tier is not None
+            and source < tier
+            and self.waited_seconds > self.alarm_seconds
+        )
 
     @property
     def is_late(self) -> bool:
-        """True if this process leads the stream, and its lag is beyond the alarm."""
-        return self.state is FollowState.LEADING and self._alarms
+        """True if the lag is beyond the alarm, whoever leads the stream.
+
+        If the lag is not known, it is at least as long as this process has seen records wait.
+        """
+        lag_seconds = self.waited_seconds if self.lag_seconds is None else self.lag_seconds
+        return lag_seconds > self.alarm_seconds

@@ -15,6 +15,8 @@ Invariants:
 - Nothing is copied that the broker does not vouch for: up to `SourceStream.vouched`, or, if that is not
   known, what has been in the source for `hold_back_seconds`.
 - Who leads decides about cost, and never about safety: the tier's fence keeps two writers apart.
+- The lag is the age of the oldest record that is not committed, whoever leads, and in whichever life of this
+  process it was written. If it is not known, the status says so.
 - An error that only a person can mend pauses this stream alone. One event reports it, and the follower tries
   again slowly.
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -37,6 +39,7 @@ from offload.contracts.source import Snapshot, SourceStream
 from offload.env import Env
 from offload.errors import (
     Conflict,
+    Corrupt,
     Diverged,
     Fenced,
     Misuse,
@@ -51,7 +54,7 @@ from offload.model.part import StreamPart
 from offload.streams.arrivals import Arrivals, vouched_end
 from offload.streams.copier import StreamCopier
 from offload.streams.due import due
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.parts import begin_part, newest_part
 from offload.tracing import span
 
@@ -106,6 +109,14 @@ class Follower:
     """The moment of the newest snapshot."""
     _committed_offset: int | None = None
     """The end of the newest manifest that was seen. It outlives the copier that saw it."""
+    _root_ms: int | None = None
+    """When the newest root was seen last. None if it never was."""
+    _oldest: tuple[int, int | None] | None = None
+    """The oldest record that is not committed: its offset, and when it was written, if that is known."""
+    _waits: tuple[Wait, int] = (Wait.NOTHING, 0)
+    """What the records wait for, and since when, if no error stopped the last look."""
+    _failed_ms: int = 0
+    """When the first of the tries failed that have failed since the last success."""
     _dispatched_offset: int | None = None
     """The end of the copy that is under way. None if there is none."""
     _watched: tuple[int, float] | None = None
@@ -126,6 +137,11 @@ class Follower:
         """The status that the last look has shown."""
         now, committed, oldest = self.env.monotonic(), self._committed_offset, self._arrivals.oldest
         start, end = self._source_first_offset if committed is None else committed, self._source_next_offset
+        waits, since_ms = self._waits
+        if self._error is not None:
+            waits, since_ms = Wait.RETRY, self._failed_ms
+        if self.state is FollowState.PAUSED:
+            waits = Wait.PERSON
         return FollowStatus(
             stream=self.stream,
             state=self.state,
@@ -136,8 +152,26 @@ class Follower:
             lag_records=None if end is None or start is None else max(end - start, 0),
             alarm_seconds=self.rules.alarm_seconds,
             part=self._part.number,
-            lag_seconds=0.0 if oldest is None else now - oldest.since_seconds,
+            lag_seconds=self._lag_seconds,
+            waited_seconds=0.0 if oldest is None else now - oldest.since_seconds,
+            waits=waits,
+            waits_since_ms=since_ms,
         )
+
+    @property
+    def _lag_seconds(self) -> float | None:
+        if self._root_ms is None or self._source_next_offset is None:
+            return None
+        if self._oldest is None:
+            return 0.0
+        _, written_ms = self._oldest
+        if written_ms is None:
+            return None
+        # Somebody else may have committed since this process looked. A process with an error does not know,
+        # and the lag that it knows of grows until it does.
+        is_standby = self.state is FollowState.STANDBY and self._error is None
+        until_ms = self._root_ms if is_standby else self.env.now_ms()
+        return max(0.0, (until_ms - written_ms) / 1000)
 
     async def step(self, turn: AbstractAsyncContextManager[object] | None = None) -> float:
         """Look at the source once, copy what is due, and return the seconds until the next look.
@@ -156,7 +190,8 @@ class Follower:
             self._watch_again_seconds = self.env.monotonic() + self._watch_seconds()
             return self.rules.look_seconds
         except (TryAgain, OutcomeUnknown) as error:
-            self._error, self._failures = error, self._failures + 1
+            self._fail(error)
+            self._failures += 1
             return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
         except OffloadError as error:
             return self._pause(error)
@@ -182,6 +217,7 @@ class Follower:
         before, self._looked_seconds = self._looked_seconds, now
         mark = await self.source.mark()
         if mark is not None and mark == self._mark and not self._arrivals:
+            self._wait_for(Wait.NOTHING)
             return False
         if self.source.needs_since and self._copier.manifest is None:
             self._copier.manifest = await self._newest()
@@ -189,17 +225,23 @@ class Follower:
             self._notice(snapshot, now if before is None else before)
             # Only now: if the snapshot failed, the next look must not believe that nothing is new.
             self._mark = mark
-            if not await self._is_due(snapshot):
+            is_due = await self._is_due(snapshot)
+            await self._measure(snapshot)
+            if not is_due:
                 if snapshot.damage is not None:
                     raise snapshot.damage
                 return False
         # The snapshot is closed by now: many streams may wait, and each one holds tables and open files.
+        self._wait_for(Wait.TURN)
         async with turn:
             if self.is_ending():
                 return False
             async with await self.source.snapshot(self._copier.manifest) as snapshot:
                 self._notice(snapshot, now)
+                self._wait_for(Wait.COPY)
                 has_more = await self._copy(snapshot)
+                await self._measure(snapshot)
+                self._wait_for(Wait.MORE if self._arrivals else Wait.NOTHING)
                 if snapshot.damage is not None and not has_more:
                     raise snapshot.damage
                 return has_more
@@ -222,14 +264,32 @@ class Follower:
             return
         self._arrivals.forget(done)
 
+    async def _measure(self, snapshot: Snapshot) -> None:
+        """Note the oldest record that is not committed, for the lag."""
+        start = max(self._committed_offset or 0, snapshot.first_offset)
+        if start >= snapshot.next_offset:
+            self._oldest = None
+        elif self._oldest is None or self._oldest[0] != start or self._oldest[1] is None:
+            written_ms = None
+            with suppress(Corrupt, TryAgain):  # a copy finds that out too, and says more
+                written_ms = await snapshot.oldest_ms(start)
+            self._oldest = start, written_ms
+
+    def _wait_for(self, what: Wait) -> None:
+        """Note what records wait for, and since when."""
+        if what is not self._waits[0]:
+            self._waits = what, self.env.now_ms()
+
     async def _is_due(self, snapshot: Snapshot) -> bool:
-        """Return True if this process shall copy something now."""
+        """Return True if this process shall copy something now. Notes what the records wait for otherwise."""
         if not self._arrivals:
+            self._wait_for(Wait.NOTHING)
             return False
         # A root that may be claimed is not loaded at each look until something is due.
         is_behind = snapshot.next_offset < self._copier.start(snapshot)
         is_free = self._copier.expected_version is not None and not is_behind
         if self._copier.writer is None and not is_free and not await self._may_lead(snapshot):
+            self._wait_for(Wait.LEADER if self._arrivals else Wait.NOTHING)
             return False
         try:
             until, _ = await self._due(snapshot)
@@ -347,7 +407,7 @@ class Follower:
 
     async def _newest_of_part(self) -> Manifest | None:
         try:
-            return await self.offloader.load_manifest(self._part.name)
+            newest = await self.offloader.load_manifest(self._part.name)
         except StreamDeleted as error:
             if self._part.number > 1:
                 # Such a part is over, and the stream is not: it goes on from the parts that are left.
@@ -356,7 +416,9 @@ class Follower:
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
             raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
         except NotOffloaded:
-            return None
+            newest = None
+        self._root_ms = self.env.now_ms()
+        return newest
 
     def _is_late(self, now: float) -> bool:
         """Return True if something waits that a leader with these rules would have committed by now."""
@@ -372,7 +434,9 @@ class Follower:
             due, snapshot, start, is_late=is_late, fragment_size_bytes=self.rules.fragment_size_bytes
         )
         until, is_all = await until_within(limit=snapshot.next_offset)
-        if until > start:
+        if until <= start:
+            self._wait_for(Wait.MORE)
+        else:
             # A broker is asked only about what would be copied now.
             limit = await vouched_end(
                 self.source,
@@ -382,6 +446,8 @@ class Follower:
                 hold_back_seconds=self.rules.hold_back_seconds,
             )
             until, is_all = await until_within(limit=limit)
+            if until <= start:
+                self._wait_for(Wait.BROKER)
         return until, is_all
 
     def _stand_by(self) -> None:
@@ -396,9 +462,15 @@ class Follower:
         # text change.
         if type(error) is not self._paused_by:
             self.emit(StreamPaused(stream=self.stream, error=error))
-        self.state, self._error, self._paused_by = FollowState.PAUSED, error, type(error)
+        self._fail(error)
+        self.state, self._paused_by = FollowState.PAUSED, type(error)
         self._mark = None
         return PAUSE_SECONDS
+
+    def _fail(self, error: OffloadError) -> None:
+        if self._error is None:
+            self._failed_ms = self.env.now_ms()
+        self._error = error
 
     def _resume(self) -> None:
         if self._paused_by is not None:

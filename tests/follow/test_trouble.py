@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Awaitable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,11 @@ from growing_source import Clock, GrowingStream
 
 from offload.contracts.events import StreamPaused, StreamResumed, TookOver
 from offload.contracts.source import Snapshot
-from offload.errors import Corrupt, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
+from offload.errors import Corrupt, Denied, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
 from offload.model.manifest import Manifest
 from offload.store.faults import MUTATIONS, Fault, Rule
-from offload.streams.follow_rules import FollowState
-from offload.streams.follower import PAUSE_SECONDS
+from offload.streams.follow_rules import FollowState, Wait
+from offload.streams.follower import PAUSE_SECONDS, Follower
 
 
 class TestASourceThatIsCut:
@@ -297,16 +297,84 @@ class TestStatus:
 
         run(scenario)
 
-    def test_the_lag_counts_from_the_look_before_the_data_was_seen(self) -> None:
-        """The data may have come at once after that look."""
+    def test_the_lag_is_the_age_of_the_oldest_record_also_in_a_process_that_is_killed_again_and_again(
+        self,
+    ) -> None:
+        """Each life of it stands by, because the root names a writer at work: the one of the first life."""
 
         async def scenario(world: World) -> None:
-            follower = world.follower()
-            await follower.step()
-            world.clock.now += 2
-            world.source.append()
-            await follower.step()
+            world.source.append(timestamp_ms=int(world.clock.now * 1000))
+            await world.run(world.follower(), LAG)  # killed without a word
+            world.source.append(timestamp_ms=(written_ms := int(world.clock.now * 1000)))
+            world.source.append(timestamp_ms=written_ms + 500)
 
-            assert follower.status.lag_seconds == 2
+            for _ in range(5):
+                killed = world.follower()
+                assert killed.status.lag_seconds is None
+                await world.run(killed, 47.0)
+                status, looked_ms = killed.status, killed._root_ms
+                assert (status.state, status.waits) == (FollowState.STANDBY, Wait.LEADER)
+                assert looked_ms is not None
+                assert world.clock.now - 47.0 <= looked_ms / 1000 <= world.clock.now
+                assert status.lag_seconds == (looked_ms - written_ms) / 1000
+            assert status.is_late
+            await world.run(killed, 2 * RULES.takeover_seconds)
+            assert (await world.committed(), killed.status.lag_seconds) == (30, 0)
+
+        run(scenario)
+
+    def test_the_lag_is_not_known_before_the_tier_was_seen(self) -> None:
+        """It is late all the same, as soon as this process has seen the records wait for so long."""
+
+        async def scenario(world: World) -> None:
+            world.store.rules = [Rule(Fault.FAIL_BEFORE)]
+            world.source.append()
+            follower = world.follower()
+            began_ms = int(world.clock.now * 1000)
+            await world.run(follower, RULES.alarm_seconds)
+            status = follower.status
+
+            assert (status.lag_seconds, status.is_late) == (None, True)
+            assert (status.waits, status.waits_since_ms) == (Wait.RETRY, began_ms)
+
+        run(scenario)
+
+    def test_a_record_says_what_it_waits_for(self) -> None:
+        async def scenario(world: World) -> None:
+            seen = list[Wait]()
+            follower = Follower(
+                source=world.source,
+                offloader=world.tier(),
+                rules=RULES,
+                env=world.clock.env(),
+                emit=lambda event: seen.append(follower.status.waits),
+            )
+
+            @asynccontextmanager
+            async def turn() -> AsyncIterator[None]:
+                seen.append(follower.status.waits)
+                yield
+
+            async def note(step: Awaitable[float]) -> None:
+                await step
+                seen.append(follower.status.waits)
+
+            await note(follower.step())
+            world.source.append()
+            await note(follower.step())
+            world.clock.now += LAG
+            await note(follower.step(turn()))
+            assert [*dict.fromkeys(seen)] == [Wait.NOTHING, Wait.MORE, Wait.TURN, Wait.COPY]
+            assert seen[-1] is Wait.NOTHING
+            world.source.committed_offset = world.source.next_offset
+            world.source.append()
+            world.clock.now += LAG
+            await note(follower.step())
+            world.clock.now += LAG
+            await note(follower.step())
+            assert seen[-1] is Wait.BROKER
+            world.source.error = Denied("no right")
+            await note(follower.step())
+            assert seen[-1] is Wait.PERSON
 
         run(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,6 +22,7 @@ from offload.formats.chunk import scan
 from offload.local import pair as pair_module
 from offload.local.pair import Pair, parse_name
 from offload.local.sealed import SealedPair, sealed_table
+from offload.local.snapshot import folder_snapshot
 
 Change = Callable[[bytearray], object]
 
@@ -283,3 +285,30 @@ def test_heads_equal_those_of_the_real_files() -> None:
         format_module.check_segment_head(file.read_bytes()[:8], where="tiny")
         format_module.check_index_head(file.with_suffix(".index").read_bytes()[:8], where="tiny")
     assert (SEGMENT_HEAD[:4], INDEX_HEAD[:4]) == (format_module.SEGMENT_MAGIC, format_module.INDEX_MAGIC)
+
+
+@pytest.mark.parametrize(
+    ("offset", "written_ms", "sealed_ms", "shown_ms"),
+    [
+        (7, 2000, (2200, 3000), 2000),
+        (12, 2000, (1000, 3000), 2000),
+        (12, 2000, (2500, 3000), 2500),
+        (12, 4000, (1000, 3000), 3000),
+        (3, 4000, (1000, 3000), 1000),
+        (15, 2000, (1000, 3000), None),
+    ],
+    ids=["in a sealed file", "in the newest", "too old", "in the future", "the first file", "nothing"],
+)
+def test_the_age_of_a_record_is_its_timestamp_within_the_times_of_the_files(
+    tmp_path: Path, offset: int, written_ms: int, sealed_ms: tuple[int, int], shown_ms: int | None
+) -> None:
+    """Two files: chunks of three records from 0 on, the first four in the older one."""
+    write_stream(tmp_path, simple_chunks(5, timestamps_ms=[written_ms] * 5), segment_chunks=4)
+    for pair, modified_ms in zip((Pair(tmp_path, 0), Pair(tmp_path, 12)), sealed_ms, strict=True):
+        os.utime(pair.segment, ns=(0, modified_ms * 1_000_000))
+
+    async def asked() -> int | None:
+        async with folder_snapshot(tmp_path, stream="orders") as snapshot:
+            return await snapshot.oldest_ms(offset)
+
+    assert asyncio.run(asked()) == shown_ms

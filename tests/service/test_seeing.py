@@ -29,12 +29,14 @@ from offload.service.process import serve
 from offload.session import Session
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.vouched import VouchedSource
 from offload.streams.writer import StreamWriter
 
-BEHIND = {"state": FollowState.STANDBY, "committed_offset": 11, "lag_seconds": 15.5}
+STANDBY = {"state": FollowState.STANDBY, "waits": Wait.LEADER, "waits_since_ms": 9000}
+BEHIND = STANDBY | {"committed_offset": 11, "lag_seconds": 0.0, "waited_seconds": 15.5}
 """A standby whose source ends before the tier."""
+RETRIED = {"waits": Wait.RETRY, "waits_since_ms": 9000, "error": TryAgain("no answer")}
 
 
 class Fixed:
@@ -104,6 +106,8 @@ class TestRoutes:
             "source_next_offset": 10,
             "dispatched_offset": 8,
             "committed_offset": 4,
+            "waits": "copy",
+            "waits_since": "1970-01-01T00:00:09.000Z",
             "error": None,
         }
         assert 'offload_lag_records{stream="orders"} 6.0' in metrics[1]
@@ -113,18 +117,42 @@ class TestRoutes:
         ("changes", "code", "line"),
         [
             ({}, 200, "leads 1 of 1 streams"),
-            ({"lag_seconds": 15.5}, 503, "stream 'orders' is late: its oldest record has waited 16 s"),
+            (
+                {"lag_seconds": 15.5},
+                503,
+                "its oldest record that is not on the tier is 16 s old, and the alarm",
+            ),
+            ({"lag_seconds": None, "waited_seconds": 15.5}, 503, "its lag is not known"),
+            ({"lag_seconds": None, "waited_seconds": 2.5}, 200, "leads 1 of 1 streams"),
+            (RETRIED, 200, "stream 'orders' is tried again since 1970-01-01T00:00:09.000Z: no answer"),
+            (
+                RETRIED | {"lag_seconds": 99.0},
+                503,
+                "s; tried again since 1970-01-01T00:00:09.000Z: no answer",
+            ),
             ({"state": FollowState.PAUSED, "error": Denied("no right")}, 503, "is paused: no right"),
-            ({"state": FollowState.STANDBY, "lag_seconds": 1e6}, 200, "stands by for 1"),
+            (STANDBY, 200, "stands by for 1"),
+            (STANDBY | {"lag_seconds": 15.5}, 503, "Z for the leading process"),
             (BEHIND, 503, "its source ends at offset 10, but the tier holds it up to 11"),
-            (BEHIND | {"lag_seconds": 2.5}, 200, "stands by for 1"),
+            (BEHIND | {"waited_seconds": 2.5}, 200, "stands by for 1"),
         ],
-        ids=["leading", "late", "paused", "standby", "behind", "behind for a moment"],
+        ids=[
+            *(
+                "leading",
+                "late",
+                "not known for long",
+                "not known yet",
+                "retried",
+                "retried and late",
+                "paused",
+            ),
+            *("standby", "standby, and nobody commits", "behind", "behind for a moment"),
+        ],
     )
     def test_a_process_is_ready_unless_a_stream_is_late_or_paused(
         self, changes: dict[str, Any], code: int, line: str
     ) -> None:
-        """A standby is ready however much it lacks: the leader's lag is not its own."""
+        """A standby too: a process that is killed again and again always stands by, and copies nothing."""
         ((found, body),) = answers(health(replace(LEADING, **changes)), "/readyz")
 
         assert (found, line in body) == (code, True), body
