@@ -2,7 +2,8 @@
 
 A backend may answer `Throttled` to any call, and `TryAgain` to the loser of a race. A tier repeats such a
 call, and so do these wrappers. Invariants: the number of repeats is limited, and each is counted for the
-report. A backend that always refuses still fails, with its last error.
+report. A backend that always refuses still fails, with its last error. A wrapper passes on every method of its
+contract, also the optional ones: the default of one would hide the backend's own from the clauses.
 
 One call is not repeated: `LedgerOffloader.offload`, because an attempt must not be used again after an error.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer, ObjectStore, Upload
 from offload.errors import Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
-from offload.model.chunk_table import ChunkTable
+from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
@@ -111,6 +112,11 @@ class PatientOffloader(LedgerOffloader):
         """Return the URL of the offloader."""
         return self._inner.url
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return the notes of the offloader."""
+        return self._inner.notes
+
     async def open(self, *, create: bool = False) -> None:
         """Open the tier. Repeat the call if it is refused."""
         await retried(lambda: self._inner.open(create=create), self._count)
@@ -134,6 +140,15 @@ class PatientOffloader(LedgerOffloader):
     async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
         """Load, again if refused."""
         return await retried(lambda: self._inner.load_group(committed, entry), self._count)
+
+    async def view(self, stream: str) -> StreamView:
+        """Return the offloader's own view. Repeat the call if it is refused."""
+        return _PatientView(await retried(lambda: self._inner.view(stream), self._count), self._count)
+
+    async def newer_view(self, known: CommittedStream) -> StreamView | None:
+        """Return the offloader's own newer view. Repeat the call if it is refused."""
+        newer = await retried(lambda: self._inner.newer_view(known), self._count)
+        return None if newer is None else _PatientView(newer, self._count)
 
     def view_of(self, committed: CommittedStream) -> StreamView:
         """Return the offloader's own view. Its calls are repeated, except walks."""
@@ -193,6 +208,10 @@ class _PatientView(StreamView):
     def where(self) -> str:
         return self._inner.where
 
+    @property
+    def is_measured(self) -> bool:
+        return self._inner.is_measured
+
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
         return self._inner.walk(offset)
 
@@ -246,6 +265,15 @@ class _PatientHandle(ReadHandle):
 
     async def read(self, rows: ChunkTable) -> Buffer:
         return await retried(lambda: self._inner.read(rows), self._count)
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+        return await retried(lambda: self._inner.read_on(rows, then), self._count)
+
+    def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
+        return self._inner.windows(rows, size_bytes=size_bytes)
+
+    def unknown_sections(self) -> Mapping[str, int]:
+        return self._inner.unknown_sections()
 
     async def aclose(self) -> None:
         await self._inner.aclose()
