@@ -15,7 +15,7 @@ from uuid import UUID
 
 from offload.commit.applying import append_entries
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Conflict, Fenced
+from offload.errors import Conflict, Fenced, Misuse
 from offload.model.entry import NO_ENTRIES, TOTALS, Entry
 from offload.model.manifest import Manifest, StreamState
 from offload.model.tree import Tree
@@ -139,7 +139,10 @@ class Rebuilt(Change):
 
     def _fenced(self, base: Manifest | None) -> Manifest:
         """Return `base` if it is this rebuild's. Raises `Fenced` if another author took over."""
+        # Not `Fenced`, which no newer manifest can change: a caller that knows none may be the author.
+        if base is None:
+            raise Misuse("a stream must be fenced before it is rebuilt")
         # The fence of a later rebuild has another writer, so of two rebuilds only the later one commits.
-        if base is None or base.writer != self.writer:
+        if base.writer != self.writer:
             raise Fenced("another rebuild of the stream, or a writer, took over; run again")
         return base
