@@ -37,7 +37,7 @@ from offload.native.fragment_writer import covering_table
 from offload_sqlite_ledger.database import Database
 from offload_sqlite_ledger.reading import SqliteView
 
-OFFSET_MAX: Final = 2**63 - 1
+NUMBER_MAX: Final = 2**63 - 1
 """SQLite's integers are signed."""
 
 COMMITS_MAX: Final = 100
@@ -140,8 +140,8 @@ class SqliteLedgers(LedgerOffloader):
         kind = prepared_kind(handle, attempt, manifest)
         if kind is AttemptKind.COPY:
             await check_copied(self.view_of(manifest), handle)
-        if handle.next_offset > OFFSET_MAX:
-            raise Misuse(f"{self.url} keeps offsets up to {OFFSET_MAX}")
+        if max(handle.next_offset, handle.ledger_id) > NUMBER_MAX:
+            raise Misuse(f"{self.url} keeps offsets and ledger ids up to {NUMBER_MAX}")
         table = await covering_table(handle)
         about = (attempt.uid.bytes, attempt.stream, attempt.ledger_id, json.dumps(dict(extra_metadata)))
         await self._database.insert("INSERT INTO attempts VALUES (?, ?, ?, ?)", [about])
