@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -83,5 +84,8 @@ def _offloader(place: OffloaderPlace) -> type:
             if found is None:
                 pytest.skip(UNSEEN)
             return found
+
+        def files_in_place(self) -> Sequence[Path] | None:
+            return place.files(self.account) if place.keys(self.account) is None else None
 
     return TestBackend

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from offload.contracts.store import Buffer
@@ -138,6 +139,21 @@ def ledger_of(records: int, *, first_offset: int = 0, body_size_bytes: int = 8) 
     )
 
 
+def noisy_ledger(records: int, *, body_size_bytes: int = 1024) -> MemoryLedger:
+    """Return a ledger of so many records, one in each chunk, of bytes that nobody compresses or expects."""
+    return MemoryLedger(
+        [
+            build_chunk(
+                [random.randbytes(body_size_bytes)],
+                offset=offset,
+                timestamp_ms=BIRTH_MS + offset,
+                epoch=EPOCH,
+            )
+            for offset in range(records)
+        ]
+    )
+
+
 def drawn_ledger(
     chunks: int, *, first_offset: int = 0, ledger_id: int | None = None, size_bytes_max: int = 4096
 ) -> MemoryLedger:
@@ -233,6 +249,20 @@ def sub_batches() -> Sample:
         run = [b"batched %d" % k for k in range(1 + n)]
         sample.add([b"before", run, b"between", run], timestamp_ms=BIRTH_MS + n)
     return sample
+
+
+@cache
+def crowded() -> list[bytes]:
+    """Return chunks of so many records that 8, 16 or 24 bits cannot count them."""
+    most, chunks, offset = 2**16 - 1, list[bytes](), 0
+    full = SubBatch.of([b""] * most, Codec.GZIP)
+    for records in (1, 2**8, 2**15, 2**16 - 1, 2**16, 2**16 + 1, 2**17 + 5, 2**24 + 3):
+        entries: list[bytes | SubBatch] = [full] * (records // most)
+        if records % most:
+            entries.append(SubBatch.of([b"."] * (records % most), Codec.GZIP))
+        chunks.append(build_chunk(entries, offset=offset, timestamp_ms=BIRTH_MS, epoch=EPOCH))
+        offset += records
+    return chunks
 
 
 def with_tracking() -> Sample:

@@ -2,8 +2,8 @@
 
 A backend may answer `Throttled` to any call, and `TryAgain` to the loser of a race. A tier repeats such a
 call, and so do these wrappers. Invariants: the number of repeats is limited, and each is counted for the
-report. A backend that always refuses still fails, with its last error. A wrapper passes on every method of its
-contract, also the optional ones: the default of one would hide the backend's own from the clauses.
+report. A backend that always refuses still fails, with its last error. A wrapper passes on every method of
+its contract, also the optional ones: the default of one would hide the backend's own from the clauses.
 
 One call is not repeated: `LedgerOffloader.offload`, because an attempt must not be used again after an error.
 """

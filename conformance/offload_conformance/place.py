@@ -9,8 +9,9 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 from uuid import uuid4
 
@@ -194,6 +195,16 @@ class OffloaderPlace(BackendPlace):
         """Return the keys stored in a test's own tier, or None if the offloader does not show them."""
         with self._looking(account) as looker:
             return None if looker is None else looker.listed("")
+
+    def files(self, account: FolderAccount) -> Sequence[Path]:
+        """Return the files of a test's own tier, if its URL is the path of a file or of a folder."""
+        urls = (f"{self._url.rstrip('/')}/{account.folder}", self.open(account).url)
+        paths = {Path(unquote(url.partition("://")[2].partition("?")[0])) for url in urls}
+        # A database may keep files beside its own: `tier.db-wal` beside `tier.db`.
+        beside = {
+            each for path in paths if path.parent.is_dir() for each in path.parent.glob(f"{path.name}*")
+        }
+        return sorted(file for each in beside for file in (each, *each.rglob("*")) if file.is_file())
 
     def clean(self, account: FolderAccount) -> None:
         """Remove the objects of a test, if the suite can see them. Keep the others in `left`."""

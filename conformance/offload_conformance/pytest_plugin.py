@@ -23,6 +23,7 @@ REWRITTEN: Final = (
     "opened",
     "protocol",
     "race",
+    "same",
     "store",
 )
 """The modules and packages of this package whose assertions are about a backend."""

@@ -33,6 +33,7 @@ class StreamView(ABC):
 
     **Views do not move.** A view's answers never change, even if data is committed, trimmed or deleted later.
     **Entries cover the stream.** They ascend by offset and leave no hole in [first_offset, next_offset).
+    **Any number may be asked for.** An offset or a time below zero or of more than 64 bits is no error.
 
     Not promised: that a fragment that an entry names still exists. If it was trimmed and removed, `open`, or
     the handle that it returned, raises `Absent`, and so may every other method. Ask the catalogue for a newer
@@ -64,7 +65,10 @@ class StreamView(ABC):
 
     @abstractmethod
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
-        """Yield the entries of the fragments from the one that holds `offset` on, in runs. Close it."""
+        """Yield the entries of the fragments from the one that holds `offset` on, in runs. Close it.
+
+        Yields all of them if `offset` is before the first one, and none if it is behind the last.
+        """
 
     @abstractmethod
     async def find(self, offset: int) -> Entry | None:
@@ -147,8 +151,9 @@ class Catalogue(ABC):
     async def newer_view(self, known: CommittedStream) -> StreamView | None:
         """Return the stream as it is committed now, or None if that is still `known`, or older.
 
-        Raises as `view` does, and `StreamDeleted` if the stream was begun again since. Optional: an
-        implementation may find out at a lower cost that there is nothing newer.
+        A trim or a copy makes a newer state too, although the stream's end stays where it is. Raises as
+        `view` does, and `StreamDeleted` if the stream was begun again since. Optional: an implementation may
+        find out at a lower cost that there is nothing newer.
         """
         newest = await self.view(known.stream)
         # The same offsets hold other records in another life of the stream. To continue would mix the two.

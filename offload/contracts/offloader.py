@@ -128,7 +128,8 @@ class LedgerOffloader(Catalogue, Committer):
     async def open(self, *, create: bool = False) -> None:
         """Check that the place is a tier. With `create`, make an empty place a tier.
 
-        Raises `NotOffloaded` if the place is not a tier (with `create`: and is not empty).
+        A place that is a tier already stays as it is, with what was uploaded and not committed. Raises
+        `NotOffloaded` if the place is not a tier (with `create`: and is not empty).
         """
 
     async def view(self, stream: str) -> StreamView:
@@ -152,8 +153,9 @@ class LedgerOffloader(Catalogue, Committer):
 
         Anybody can commit and read it from then on. `manifest` is an accepted manifest in which `attempt`
         runs. `extra_metadata` is for people who inspect the store: any text, which is never read back and
-        changes nothing else. The caller closes `handle`. Raises `Corrupt` at a damaged chunk, and if the
-        table leaves out a part of the range. Offsets have 64 bits; a backend that keeps only 63 raises
+        changes nothing else. The caller closes `handle`: once the call has returned, raised or been
+        cancelled, `handle` is read no more. Raises `Corrupt` at a damaged chunk, and if the table leaves out
+        a part of the range. Offsets and ids of ledgers have 64 bits; a backend that keeps only 63 raises
         `Misuse` for a ledger that goes further, before it reads any of it. An error that `handle` raises is
         passed on; after `TryAgain`, `handle` may be read again first. After any error a part of the attempt
         may be present, and the attempt must not be used again.

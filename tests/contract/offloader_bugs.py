@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -2153,3 +2153,86 @@ class LosesTheRaceToOpen(ObjectStoreOffloader):
                 await self.data.create("tier.table", b"")
             except AlreadyExists as error:
                 raise Conflict("the table exists") from error
+
+
+# Doors and edges
+
+
+@bug("reads_are_verbatim_at_every_door")
+class OpensByRow(ObjectStoreOffloader):
+    """Opens the fragment in the same row of the first view that it made.
+
+    A list of open files is kept by index, and the rows of a view that is cut begin at 0 again.
+    """
+
+    def view_of(self, committed: CommittedStream) -> Any:
+        view, known = super().view_of(committed), vars(self).setdefault("known", {})
+        rows = known.setdefault(committed.version, entries_of_rows(committed.entries))
+        own, opened = entries_of_rows(committed.entries), view.open
+
+        async def by_row(entry: Entry) -> ReadHandle:
+            return await opened(rows[own.index(entry)])
+
+        shown = MagicMock(wraps=view)
+        shown.open, shown.walk, shown.committed = by_row, view.walk, committed
+        return shown
+
+
+@bug("newer_views_tell_every_change")
+class NewerIsLonger(ObjectStoreOffloader):
+    """Sees a newer view only if the stream's end has moved.
+
+    A reader waits for more records, and the cheapest question is where they end.
+    """
+
+    async def newer_view(self, known: CommittedStream) -> Any:
+        newer = await super().newer_view(known)
+        return newer if newer and newer.committed.next_offset > known.next_offset else None
+
+
+@bug("newer_views_tell_every_change")
+class NewerByTheName(ObjectStoreOffloader):
+    """Takes a stream that was deleted and begun again for the one that is known.
+
+    Only the version is compared, and that is higher in the next life.
+    """
+
+    async def newer_view(self, known: CommittedStream) -> Any:
+        newest = await self.view(known.stream)
+        return newest if newest.committed.version > known.version else None
+
+
+@bug("ended_offloads_read_no_more")
+class GoesOnInTheBackground(ObjectStoreOffloader):
+    """Goes on with an offload whose caller was cancelled.
+
+    `asyncio.shield` was meant to protect a single request.
+    """
+
+    async def offload(self, *args: Any, **options: Any) -> Receipt:
+        return await asyncio.shield(asyncio.ensure_future(super().offload(*args, **options)))
+
+
+@bug("numbers_that_nothing_has_find_nothing")
+class WrapsOffsets(ObjectStoreOffloader):
+    """Takes the offsets of a read modulo 2^64.
+
+    They pass through an unsigned integer of C on their way to an index.
+    """
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        wrapped = None if only is None else range(only.start % 2**64, only.stop % 2**64)
+        return await super().read_offloaded(attempt, manifest=manifest, only=wrapped)
+
+
+@bug("ledger_ids_are_exact")
+class KeepsLedgersSigned(_Alters):
+    """Stores the id of the last ledger as a signed number of 64 bits.
+
+    `BIGINT` is the largest integer of most databases.
+    """
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, last_ledger_id=min(manifest.last_ledger_id, 2**63 - 1))

@@ -10,6 +10,8 @@ from offload_conformance.offloader.attempts import AttemptClauses
 from offload_conformance.offloader.coded import CodedClauses
 from offload_conformance.offloader.commits import CommitClauses
 from offload_conformance.offloader.copies import CopyClauses
+from offload_conformance.offloader.damage import DamageClauses
+from offload_conformance.offloader.doors import DoorClauses
 from offload_conformance.offloader.fencing import FencingClauses
 from offload_conformance.offloader.in_store import InStoreClauses
 from offload_conformance.offloader.leftovers import LeftoverClauses
@@ -30,6 +32,8 @@ class OffloaderConformance(
     InStoreClauses,
     LeftoverClauses,
     OffloaderReadClauses,
+    DoorClauses,
+    DamageClauses,
     CodedClauses,
     ViewClauses,
     CommitClauses,

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -23,7 +23,7 @@ from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import drawn_ledger, ledger_of, refuse_reads
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
@@ -101,23 +101,31 @@ class AttemptClauses(OffloaderClauses):
     def test_prepared_before_uploaded(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """`offload` refuses an attempt that is not running with `Conflict`, before it reads the ledger."""
-        aborted, prepared = run(writer.prepare([0, 0]))
-        run(writer.abort([aborted]))
-        run(StreamWriter.claim(offloader, "bills"))
-        done = run(committed(writer, ledger_of(10)))
+        """`offload` refuses an attempt that is not running with `Conflict`, before it reads the ledger.
 
-        for stream, ledger_id, uid in (
-            ("orders", 0, uuid4()),
-            ("orders", 0, aborted.uid),
-            ("orders", 0, done.uid),
-            ("orders", 7, prepared.uid),
-            ("bills", 0, prepared.uid),
-        ):
-            attempt, ledger = Attempt(stream=stream, ledger_id=ledger_id, uid=uid), ledger_of(10)
+        An attempt runs for the ledger and in the stream for which it was announced, and for no other.
+        """
+        aborted, one, two = run(writer.prepare([0, 1, 2**32 + 2]))
+        run(writer.abort([aborted]))
+        bills = run(StreamWriter.claim(offloader, "bills"))
+        [of_bills] = run(bills.prepare([1]))
+        done = run(committed(writer, ledger_of(10)))
+        beside = [UUID(int=one.uid.int ^ 1 << bit) for bit in (0, 64, 127)]
+
+        refused = [
+            *(("orders", 0, uid) for uid in (uuid4(), aborted.uid, done.uid)),
+            *(("orders", 1, uid) for uid in (two.uid, of_bills.uid, UUID(int=0), *beside)),
+            *(("orders", ledger_id, one.uid) for ledger_id in (0, 2, 2**32 + 1, 2**32 + 2)),
+            *(("orders", ledger_id, two.uid) for ledger_id in (2, 2**32 + 1)),
+            *(("bills", 1, uid) for uid in (one.uid, two.uid)),
+        ]
+        for stream, ledger_id, uid in refused:
+            attempt, source = Attempt(stream=stream, ledger_id=ledger_id, uid=uid), ledger_of(10)
+            ledger = MemoryLedger(source.chunks, ledger_id=ledger_id)
             ledger.before_read = refuse_reads
-            with pytest.raises(Conflict):
-                run(stored(writer, ledger, attempt))
+            for manifest in (writer.manifest, bills.manifest):
+                with raises(Conflict, f"attempt {uid} of ledger {ledger_id} in {stream!r}"):
+                    run(offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={}))
 
     def test_fragments_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
         """A reader in the middle of an offload sees whole chunks, or nothing."""

@@ -20,7 +20,9 @@ from offload.contracts.store import Body, ObjectStore
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
+from offload.streams.job import Job
 from offload.streams.writer import StreamWriter
+from offload_conformance.ledgers import MemoryLedger
 from offload_conformance.opened import OpenedOffloaders
 
 
@@ -86,6 +88,15 @@ async def deleted(writer: StreamWriter) -> Delete:
     stream, base = writer.manifest.stream, writer.manifest
     await writer.offloader.commit_manifest(stream, change, base=base, committer=uuid4())
     return change
+
+
+async def copied(offloader: LedgerOffloader, old: Sequence[Entry], ledger: MemoryLedger) -> Attempt:
+    """Replace these fragments, which hold this ledger, by a copy."""
+    job = await Job.begin(offloader, "orders", uid=uuid4())
+    manifest, [attempt] = await job.prepare_copies([old])
+    receipt = await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
+    await job.replace(old, [receipt])
+    return attempt
 
 
 async def chunks_of(

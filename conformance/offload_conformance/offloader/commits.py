@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from offload.commit.guest import Abort, Delete
-from offload.commit.rebuild import Fence
-from offload.commit.writer import Claim, Prepare, Resolve
+from offload.commit.job import Announce, Contribute, Replace
+from offload.commit.rebuild import Fence, Rebuilt
+from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, NotOffloaded, StreamDeleted
+from offload.model.attempt import Attempt
+from offload.model.entry import Entry
 from offload.model.manifest import Manifest
+from offload.streams.job import Job
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import ledger_of
+from offload_conformance.ledgers import MemoryLedger, ledger_of
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
     chunks_of,
     committed,
     deleted,
+    named,
     stored,
-    trim_of,
+    trim_to,
 )
 from offload_conformance.raising import raises
+from offload_conformance.same import assert_same
 
 
 class CommitClauses(OffloaderClauses):
@@ -178,27 +187,80 @@ class CommitClauses(OffloaderClauses):
     def test_commits_are_idempotent_for_every_change(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """Every kind of change takes effect once if it is sent twice: claim, prepare, abort, trim, delete."""
+        """Every kind of change takes effect once, however often any client sends it: the newest is returned.
+
+        So it is for a writer, for its successor, for guests and jobs, for copies, and for a rebuild.
+        """
+        me, successor, guest, job = [uuid4() for _ in range(4)]
+        uids = [uuid4() for _ in range(5)]
+        ledgers = [MemoryLedger(ledger_of(3, first_offset=3 * n).chunks, ledger_id=7) for n in range(3)]
 
         async def twice(change: Change, base: Manifest | None, committer: UUID) -> Manifest:
             first = await offloader.commit_manifest("orders", change, base=base, committer=committer)
-            for known in (base, first):
-                again = await other.commit_manifest("orders", change, base=known, committer=committer)
-                assert again.commit_id == first.commit_id
+            for client, known in itertools.product((offloader, other), (base, first, None)):
+                again = await client.commit_manifest("orders", change, base=known, committer=committer)
+                assert_same(again, first)
             return first
 
+        async def entries(n: int, uid: UUID, manifest: Manifest) -> Sequence[Entry]:
+            attempt = Attempt(stream="orders", ledger_id=7, uid=uid)
+            receipt = await offloader.offload(ledgers[n], attempt, manifest=manifest, extra_metadata={})
+            return receipt.entries
+
+        async def appended(n: int, base: Manifest) -> Manifest:
+            change = Append(writer=me, entries=await entries(n, uids[n], base), finished=frozenset({uids[n]}))
+            return await twice(change, base, me)
+
+        async def contributed(base: Manifest) -> Manifest:
+            of_job: dict[str, Any] = {"job": job, "incarnation": base.incarnation}
+            base = await twice(Announce(attempts=[(uids[4], 7)], **of_job), base, job)
+            last = await entries(2, uids[4], base)
+            change = Contribute(entries=last, finished=frozenset({uids[4]}), **of_job)
+            return await twice(change, base, job)
+
+        async def replaced(base: Manifest) -> Manifest:
+            copier = await Job.begin(other, "orders", uid=uuid4())
+            old = [entry for entry in await named(other, base) if entry.first_offset < 3]
+            announced, [attempt] = await copier.prepare_copies([old])
+            new = await entries(0, attempt.uid, announced)
+            change = Replace(job=copier.uid, incarnation=base.incarnation, old=old, new=new)
+            return await twice(change, announced, copier.uid)
+
+        async def rebuilt(base: Manifest) -> Manifest:
+            found = await named(other, base)
+            fence = Fence(
+                stream="orders",
+                writer=guest,
+                incarnation=base.incarnation,
+                epoch=base.epoch + 1,
+                above=base.version,
+                instead_of=base.commit_id,
+            )
+            base = await twice(fence, base, guest)
+            change = Rebuilt(writer=guest, incarnation=base.incarnation, entries=found)
+            return await twice(change, base, guest)
+
         async def scenario() -> None:
-            me, uid = uuid4(), uuid4()
-            claim = Claim(stream="orders", writer=me, first_offset=0)
-            base = await twice(claim, None, me)
-            base = await twice(Prepare(writer=me, attempts=[(uid, 0)]), base, me)
-            base = await twice(Abort(attempts=frozenset({uid})), base, me)
-            writer = StreamWriter(offloader=offloader, manifest=base)
-            [attempt] = await writer.prepare([0])
-            receipt = await stored(writer, ledger_of(10), attempt)
-            await writer.append([receipt])
-            base = await twice(trim_of(writer, receipt), writer.manifest, uuid4())
-            await twice(Delete(incarnation=base.incarnation), base, uuid4())
+            base = await twice(Claim(stream="orders", writer=me, first_offset=0), None, me)
+            base = await twice(Prepare(writer=me, attempts=[(uid, 7) for uid in uids[:4]]), base, me)
+            base = await twice(Abort(attempts=frozenset({uids[2]})), base, guest)
+            base = await appended(0, base)
+            base = await appended(1, base)
+            base = await twice(Claim(stream="orders", writer=successor, first_offset=0), base, successor)
+            base = await twice(Resolve(writer=successor, adopted=()), base, successor)
+            base = await replaced(await contributed(base))
+            base = await rebuilt(base)
+            dropped = [entry for entry in await named(other, base) if entry.first_offset < 3]
+            base = await twice(trim_to(base, dropped, ledgers=0), base, guest)
+            assert (base.first_offset, base.next_offset, base.messages) == (3, 9, 6)
+            await twice_deleted(base)
+
+        async def twice_deleted(base: Manifest) -> None:
+            change = Delete(incarnation=base.incarnation)
+            first = await offloader.commit_manifest("orders", change, base=base, committer=guest)
+            for client, known in itertools.product((offloader, other), (base, first, None)):
+                again = await client.commit_manifest("orders", change, base=known, committer=uuid4())
+                assert_same(again, first)
 
         run(scenario())
 

@@ -17,7 +17,6 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Conflict, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
-from offload.model.attempt import Attempt
 from offload.model.entry import Entry
 from offload.streams.job import Job
 from offload.streams.writer import StreamWriter
@@ -28,6 +27,7 @@ from offload_conformance.offloader.base import (
     chunks_in,
     chunks_of,
     committed,
+    copied,
     named,
     stored,
 )
@@ -142,15 +142,6 @@ class CopyClauses(OffloaderClauses):
                 await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
 
         run(scenario())
-
-
-async def copied(offloader: LedgerOffloader, old: Sequence[Entry], ledger: MemoryLedger) -> Attempt:
-    """Replace these fragments, which hold this ledger, by a copy."""
-    job = await Job.begin(offloader, "orders", uid=uuid4())
-    manifest, [attempt] = await job.prepare_copies([old])
-    receipt = await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
-    await job.replace(old, [receipt])
-    return attempt
 
 
 async def read(view: StreamView, entries: Sequence[Entry]) -> list[bytes]:

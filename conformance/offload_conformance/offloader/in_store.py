@@ -17,6 +17,7 @@ from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored
+from offload_conformance.offloader.sources import METADATA
 
 
 class InStoreClauses(OffloaderClauses):
@@ -58,8 +59,9 @@ class InStoreClauses(OffloaderClauses):
     ) -> None:
         """Deleting an attempt removes everything of it, also of one that was interrupted."""
         [stored_once, broken_off] = run(writer.prepare([0, 0]))
-        announced = self.keys_in_store()
-        run(stored(writer, ledger_of(10), stored_once))
+        announced, base = self.keys_in_store(), writer.manifest
+        ledger = ledger_of(10)
+        run(offloader.offload(ledger, stored_once, manifest=base, extra_metadata=METADATA))
         with pytest.raises(Corrupt):
             run(stored(writer, ledger_of(10).torn(6), broken_off))
         of_attempts = self.keys_in_store() - announced

@@ -15,6 +15,7 @@ from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored
 from offload_conformance.opened import Open
+from offload_conformance.same import assert_same
 from offload_conformance.watch import has_credentials, longest_stall
 
 STALL_SECONDS: Final = 0.2
@@ -33,20 +34,31 @@ class OffloaderMannerClauses(OffloaderClauses):
         run(offloader.aclose())
 
     def test_opening_is_idempotent(
-        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+        self, run: Run, opened: Open, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """A tier may be opened and created any number of times by anyone, and nothing in it changes."""
+        """A tier may be opened and created any number of times by anyone, and nothing in it changes.
+
+        What is uploaded and not committed yet is there too, and can be committed afterwards.
+        """
         run(offloader.open(create=True))
-        ledger = ledger_of(3)
+        ledger, more = ledger_of(3), ledger_of(3, first_offset=3)
         writer = run(StreamWriter.claim(offloader, "orders"))
         attempt = run(committed(writer, ledger))
+        [uncommitted, running] = run(writer.prepare([3, 6]))
+        receipt = run(stored(writer, more, uncommitted))
+        before = run(other.load_manifest("orders"))
 
-        for create in (True, False, True):
-            run(other.open(create=create))
-            run(offloader.open(create=create))
+        for client in (other, offloader, opened()):
+            for create in (True, False, True):
+                run(client.open(create=create))
 
-        assert run(other.load_manifest("orders")).commit_id == writer.manifest.commit_id
+        assert_same(run(other.load_manifest("orders")), before)
+        run(writer.append([receipt]))
         assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+        assert run(chunks_of(other, uncommitted)) == [*more.chunks]
+        last = ledger_of(3, first_offset=6)
+        run(writer.append([run(stored(writer, last, running))]))
+        assert run(chunks_of(other, running)) == [*last.chunks]
 
     def test_opening_makes_nothing_unasked(self, run: Run, opened: Open) -> None:
         """Opening a place that is no tier without `create` raises `NotOffloaded` and does not make it one."""

@@ -19,31 +19,8 @@ from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, deleted
+from offload_conformance.offloader.edges import TWINS
 from offload_conformance.opened import Open
-
-TWINS: Final = (
-    ("orders", "Orders"),
-    ("orders", "orders/eu"),
-    ("orders", "orders2"),
-    ("orders", "orders."),
-    ("orders", " orders "),
-    ("a_b", "axb"),
-    ("a%b", "a%25b"),
-    ("a+b", "a b"),
-    ("a*", "ab"),
-    ("caf\u00e9", "cafe\u0301"),
-    ("ﬁ", "fi"),
-    ("it's", 'it"s'),
-    ("日本語", "日本"),
-    ("\uffee", "😀"),
-    ("é" * 127 + "a", "é" * 127 + "b"),
-    ("x" * 255 + "a", "x" * 255 + "b"),
-    ("x" * 1000 + "a", "x" * 1000 + "b"),
-    ("..", "."),
-    ("/", "//"),
-    ("\\", "\\\\"),
-)
-"""Names that are easily confused."""
 
 AT_ONCE: Final = 8
 

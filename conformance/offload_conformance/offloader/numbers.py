@@ -10,20 +10,28 @@ import pytest
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Misuse, NotOffloaded
+from offload.formats.chunk_writer import build_chunk
 from offload.model.attempt import Attempt, Receipt
 from offload.model.position import AtEdge, AtOffset
 from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
+from offload_conformance.ledgers import EPOCH, MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     chunks_of,
+    committed,
     deleted,
+    named,
     span,
     stored,
     trim_of,
+    trim_to,
 )
+from offload_conformance.offloader.edges import KINDS
+from offload_conformance.offloader.views import walked
+from offload_conformance.raising import raises
+from offload_conformance.same import POSITION, assert_same
 
 EDGES: Final = {"2^31": 2**31, "2^32": 2**32, "2^53": 2**53}
 """One more than the largest value of a signed int, of an unsigned int, and of a JavaScript number."""
@@ -130,6 +138,73 @@ class NumberClauses(OffloaderClauses):
         with pytest.raises(NotOffloaded):
             await reader.offset_of(AtOffset(end + 1))
 
+    def test_numbers_that_nothing_has_find_nothing(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """A query may give any offset or time: what is there is found, and nothing else, without an error.
+
+        This holds for numbers below zero and of more than 64 bits, wherever one is given.
+        """
+        writer = run(StreamWriter.claim(offloader, "orders", first_offset=1))
+        times = (-(2**63), -1, 2**32, 0, 2**63 - 1)
+        chunks = [
+            build_chunk([b"at %d" % at], offset=1 + n, timestamp_ms=at, epoch=EPOCH)
+            for n, at in enumerate(times)
+        ]
+        parts = [MemoryLedger([chunk], ledger_id=3) for chunk in chunks]
+        attempts = [run(committed(writer, part)) for part in parts]
+        dropped = run(named(other, writer.manifest))[:1]
+        trim = trim_to(writer.manifest, dropped, ledgers=0)
+        run(offloader.commit_manifest("orders", trim, base=writer.manifest, committer=uuid4()))
+
+        async def scenario() -> None:
+            view = await other.view("orders")
+            entries = await walked(view)
+            assert [span(entry) for entry in entries] == [(n, n + 1) for n in range(2, 6)]
+            for offset in KINDS["offset: int"].taken:
+                holds = next((each for each in entries if each.first_offset == offset), None)
+                assert (offset, await view.find(offset)) == (offset, holds)
+                assert (offset, await walked(view, offset)) == (
+                    offset,
+                    [each for each in entries if each.next_offset > offset],
+                )
+            for at in KINDS["timestamp_ms: int"].taken:
+                since = next((each for each in entries if each.last_timestamp_ms >= at), None)
+                assert (at, await view.first_since(at)) == (at, since)
+            for only in KINDS["only: range | None"].taken:
+                for attempt, part in zip(attempts[1:], parts[1:], strict=True):
+                    if part.first_offset in only:
+                        assert await chunks_of(other, attempt, only=only) == [*part.chunks], only
+                    else:
+                        with raises(NotOffloaded, f"a read of {only}"):
+                            await other.read_offloaded(attempt, only=only)
+            for uid in KINDS["Attempt.uid: UUID"].refused[NotOffloaded]:
+                nothing = Attempt(stream="orders", ledger_id=3, uid=uid)
+                with raises(NotOffloaded, f"a read of attempt {uid}"):
+                    await other.read_offloaded(nothing)
+                await other.delete_offloaded(nothing)
+
+        run(scenario())
+
+    @pytest.mark.parametrize("ledger_id", KINDS["Attempt.ledger_id: int"].taken)
+    def test_ledger_ids_are_exact(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, ledger_id: int
+    ) -> None:
+        """A ledger may have any id of 64 bits, from 0 on. From 2^63 on, it may be refused with `Misuse`."""
+        source = MemoryLedger(ledger_of(2).chunks, ledger_id=ledger_id)
+        [attempt] = run(writer.prepare([ledger_id]))
+        try:
+            receipt = run(stored(writer, source, attempt))
+        except Misuse:
+            assert ledger_id >= SIGNED, f"ledger {ledger_id} was refused"
+            return
+        run(writer.append([receipt]))
+
+        manifest = run(other.load_manifest("orders"))
+        assert manifest.last_ledger_id == ledger_id
+        assert {entry.ledger_id for entry in run(named(other, manifest))} == {ledger_id}
+        assert run(chunks_of(other, attempt)) == [*source.chunks]
+
     @pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
     def test_handles_tell_exact_numbers(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, edge: int
@@ -142,12 +217,10 @@ class NumberClauses(OffloaderClauses):
         run(bills.append([run(stored(bills, source, attempt))]))
 
         async def scenario() -> None:
-            columns = ["offset", "timestamp_ms", "size_bytes", "records", "type"]
             async with await other.read_offloaded(attempt) as handle:
                 span = (handle.ledger_id, handle.first_offset, handle.next_offset)
                 assert span == (ledger_id, edge - 3, source.next_offset)
-                found, expected = await handle.table(), await source.table()
-                assert found[columns].tolist() == expected[columns].tolist()
+                assert_same(await handle.table(), await source.table(), but=POSITION)
 
         run(scenario())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -22,7 +22,7 @@ from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, give_way, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
@@ -32,8 +32,11 @@ from offload_conformance.offloader.base import (
     named,
     stored,
 )
+from offload_conformance.offloader.edges import METADATA_NAMES
+from offload_conformance.offloader.leftovers import taken
 from offload_conformance.opened import KIB
 from offload_conformance.raising import raises
+from offload_conformance.same import OWN_CHOICE, assert_same
 
 DAMAGED: Final = {
     "magic": ("few", 0),
@@ -57,26 +60,8 @@ Only a check of the header, or of the CRC-32 of the data, finds damage in these 
 FAILURES: Final = 6
 """More failures than an offloader usually has slots for uploads: each might keep one of them for ever."""
 
-OWN_NAMES: Final = (
-    "attempt",
-    "attempt_uid",
-    "checksum",
-    "first_offset",
-    "format",
-    "ledger",
-    "ledger_id",
-    "messages",
-    "next_offset",
-    "records",
-    "stream",
-    "uid",
-    "version",
-    "writer",
-)
-"""Names under which an offloader may keep facts of its own.
-
-If it merges the two, the caller's text may win.
-"""
+SETTLE_SECONDS: Final = 0.1
+"""How long tasks get to go on, or to end, before the clause looks."""
 
 METADATA: Final = MappingProxyType(
     {
@@ -86,7 +71,7 @@ METADATA: Final = MappingProxyType(
         "empty": "",
         "long": "é" * 6_000,
         "n" * 200: "a long name",
-        **dict.fromkeys(OWN_NAMES, "7"),
+        **dict.fromkeys(METADATA_NAMES, "7"),
     }
 )
 """Texts that callers may store beside their data, also under names that the offloader uses. Read only."""
@@ -94,6 +79,7 @@ METADATA: Final = MappingProxyType(
 SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "simple": lambda: ledgers.simple().chunks,
     "sub_batches": lambda: ledgers.sub_batches().chunks,
+    "crowded": ledgers.crowded,
     "with_tracking": lambda: ledgers.with_tracking().chunks,
     "clock_goes_back": lambda: ledgers.clock_goes_back().chunks[:10],
     "before_1970": lambda: ledgers.before_1970().chunks,
@@ -221,6 +207,49 @@ class SourceClauses(OffloaderClauses):
             run(other.delete_offloaded(each))
         assert run(chunks_of(other, attempt)) == [*sound.chunks]
 
+    @pytest.mark.parametrize("ended_by", [asyncio.CancelledError, PermissionError])
+    def test_ended_offloads_read_no_more(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, ended_by: type[BaseException]
+    ) -> None:
+        """Once `offload` was cancelled or has raised, it reads no more of its ledger, whatever it began."""
+        ledger = ledger_of(12, body_size_bytes=500 * KIB)
+        [attempt, next_one] = run(writer.prepare([0, 0]))
+
+        async def scenario() -> list[int]:
+            began, goes_on, has_ended, late = asyncio.Event(), asyncio.Event(), False, list[int]()
+
+            async def hold(rows: ChunkTable) -> None:
+                if began.is_set() or ended_by is asyncio.CancelledError:
+                    began.set()
+                    await goes_on.wait()
+                    if has_ended:
+                        late.append(int(rows["offset"][0]))
+                else:
+                    began.set()
+                    await asyncio.sleep(SETTLE_SECONDS)
+                    raise ended_by("the source is gone")
+
+            ledger.before_read = hold
+            offloading = asyncio.create_task(stored(writer, ledger, attempt))
+            await began.wait()
+            if ended_by is asyncio.CancelledError:
+                await asyncio.sleep(SETTLE_SECONDS)
+                offloading.cancel()
+            [ended] = await asyncio.gather(offloading, return_exceptions=True)
+            assert isinstance(ended, ended_by), f"expected {ended_by.__name__}; found {ended!r:.200}"
+            has_ended = True
+            await other.delete_offloaded(attempt)
+            goes_on.set()
+            await asyncio.sleep(SETTLE_SECONDS)
+            return late
+
+        late = run(scenario())
+
+        assert late == [], f"expected no read after the end; found reads of the chunks at {late}"
+        ledger.before_read = give_way
+        run(writer.append([run(stored(writer, ledger, next_one))]))
+        assert run(chunks_of(other, next_one)) == [*ledger.chunks]
+
     def test_source_handles_stay_open(self, run: Run, writer: StreamWriter) -> None:
         """`offload` never closes the handle that it copies, however it ends."""
         sound, torn = drawn_ledger(5), ledger_of(10).torn(4)
@@ -233,22 +262,38 @@ class SourceClauses(OffloaderClauses):
 
         assert (sound.closed, torn.closed) == (0, 0)
 
-    def test_extra_metadata_is_any_text(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """`extra_metadata` may hold any text, also 12,000 bytes of it, and does not change what is stored."""
-        ledger = drawn_ledger(5)
-        [with_it, without] = run(writer.prepare([0, 0]))
+    def test_extra_metadata_is_any_text(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """`extra_metadata` may hold any text, also 12,000 bytes of it, and does not change what is stored.
+
+        It makes no difference to a receipt, a manifest, a leftover, a read or a deletion, whatever its names.
+        """
+        ledger = drawn_ledger(5, ledger_id=3)
+        behind = drawn_ledger(4, first_offset=ledger.next_offset, ledger_id=3)
         before = dict(METADATA)
 
-        receipt = run(
-            writer.offloader.offload(ledger, with_it, manifest=writer.manifest, extra_metadata=METADATA)
-        )
-        plain = run(stored(writer, ledger, without))
-        run(writer.append([receipt]))
+        async def told(stream: str, metadata: Mapping[str, str]) -> list[object]:
+            writer = await StreamWriter.claim(offloader, stream)
+            kept, left, dropped = await writer.prepare([3, 3, 3])
+            receipts = [
+                await offloader.offload(source, attempt, manifest=writer.manifest, extra_metadata=metadata)
+                for source, attempt in ((ledger, kept), (behind, left), (behind, dropped))
+            ]
+            await writer.append(receipts[:1])
+            await other.delete_offloaded(dropped)
+            manifest = await taken(other, stream)
+            found = [receipts, manifest, await named(other, manifest), await other.leftovers(manifest)]
+            await other.delete_offloaded(left)
+            assert await chunks_of(other, kept) == [*ledger.chunks]
+            assert await other.leftovers(await taken(other, stream)) == []
+            return [*found, await other.load_manifest(stream)]
 
-        found, expected = numbers_of(receipt), numbers_of(plain)
-        assert found == expected, "expected the same receipt with metadata as without"
+        with_it, without = run(told("with", METADATA)), run(told("without", {}))
+
+        for found, expected in zip(with_it, without, strict=True):
+            assert_same(found, expected, but=OWN_CHOICE)
         assert dict(METADATA) == before, "the caller's mapping was changed"
-        assert run(chunks_of(other, with_it)) == [*ledger.chunks]
 
     def test_offloads_may_run_at_once(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
@@ -357,14 +402,6 @@ def failing_once(
         raise kind("the source is gone for now")
 
     return fail
-
-
-def numbers_of(receipt: Receipt) -> list[tuple[int, ...]]:
-    """Return the fields of the entries that depend neither on the attempt nor on its metadata."""
-    return [
-        (entry.first_offset, entry.records, entry.messages, entry.data_size_bytes, entry.ledger_id)
-        for entry in receipt.entries
-    ]
 
 
 def assert_describes(receipt: Receipt, ledger: MemoryLedger) -> None:

@@ -1,0 +1,172 @@
+"""The doors of an offloader: every way to open the fragments of an attempt, and every way to read a handle.
+
+`doors` returns each way to open with the handles that together have the whole attempt. The clauses ask the
+same question at each door: an offloader may check, join or close at one of them and not at the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import pytest
+
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
+from offload.model.attempt import Attempt
+from offload.model.entry import entries_of_rows, joined_entries
+from offload.model.excerpt import of_fragments
+from offload.streams.writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import drawn_ledger
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed
+from offload_conformance.opened import KIB
+
+Opening = Callable[[], Awaitable[ReadHandle]]
+
+
+async def doors(client: LedgerOffloader, attempt: Attempt) -> dict[str, Sequence[Opening]]:
+    """Return how a committed attempt can be opened. The handles of each door have all of its chunks."""
+    view, manifest = await client.view(attempt.stream), await client.load_manifest(attempt.stream)
+    async with aclosing(view.walk()) as runs:
+        rows = joined_entries(*[run async for run in runs])
+    cuts, parts = [], []
+    for row, entry in enumerate(entries_of_rows(rows)):
+        if entry.attempt == attempt.uid:
+            cuts.append((client.view_of(of_fragments(view.committed, rows[row : row + 1])), entry))
+            parts.append(range(entry.first_offset, entry.next_offset))
+    return {
+        "an attempt": [partial(client.read_offloaded, attempt)],
+        "an attempt by a manifest": [partial(client.read_offloaded, attempt, manifest=manifest)],
+        "some offsets": [partial(client.read_offloaded, attempt, only=part) for part in parts],
+        "a view": [partial(view.open, entry) for _, entry in cuts],
+        "a view of one fragment": [partial(cut.open, entry) for cut, entry in cuts],
+    }
+
+
+async def at_once(handle: ReadHandle) -> list[bytes]:
+    """Read all chunks in one call."""
+    return [bytes(await handle.read(await handle.table()))]
+
+
+async def one_by_one(handle: ReadHandle) -> list[bytes]:
+    """Read each chunk in a call of its own, the last one first."""
+    table = await handle.table()
+    found = [bytes(await handle.read(table[row : row + 1])) for row in range(len(table))[::-1]]
+    return found[::-1]
+
+
+async def with_hints(handle: ReadHandle) -> list[bytes]:
+    """Read the chunks in order, and say each time what is read next."""
+    table = await handle.table()
+    return [bytes(await handle.read_on(table[row : row + 1], table[row + 1 :])) for row in range(len(table))]
+
+
+async def by_windows(handle: ReadHandle) -> list[bytes]:
+    """Read the chunks in the runs that the handle prefers."""
+    table = await handle.table()
+    return [bytes(await handle.read(rows)) for rows in handle.windows(table, size_bytes=KIB)]
+
+
+READS: Final[Mapping[str, Callable[[ReadHandle], Awaitable[list[bytes]]]]] = {
+    "in one call": at_once,
+    "one by one": one_by_one,
+    "with hints": with_hints,
+    "by windows": by_windows,
+}
+"""The ways to read all chunks of a handle."""
+
+
+async def closed_twice(handle: ReadHandle) -> None:
+    """Close a handle and close it again."""
+    await handle.aclose()
+    await handle.aclose()
+
+
+async def closed_at_once(handle: ReadHandle) -> None:
+    """Close a handle by two tasks."""
+    await asyncio.gather(handle.aclose(), handle.aclose())
+
+
+async def closed_in_a_block(handle: ReadHandle) -> None:
+    """Leave a block of the handle twice, and close the handle in the first one."""
+    async with handle:
+        await handle.aclose()
+    async with handle:
+        pass
+
+
+CLOSINGS: Final = (closed_twice, closed_at_once, closed_in_a_block)
+"""Each leaves the handle closed."""
+
+
+async def unread(handle: ReadHandle) -> None:
+    """Leave the handle as it was opened."""
+
+
+async def cancelled(handle: ReadHandle) -> None:
+    """Cancel a read."""
+    table = await handle.table()
+    reading = asyncio.ensure_future(handle.read(table))
+    for _ in range(random.randrange(3)):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
+USES: Final = (unread, at_once, cancelled)
+"""What a handle was used for before it is closed."""
+
+
+class DoorClauses(OffloaderClauses):
+    """The clauses on handles that hold at every door."""
+
+    def test_reads_are_verbatim_at_every_door(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """However a committed attempt is opened and read, its chunks are those that were offloaded.
+
+        It may be opened as a whole, by its offsets, by a view, or by a view that is cut to one fragment.
+        """
+        before = drawn_ledger(3, ledger_id=1)
+        ledger = drawn_ledger(12, first_offset=before.next_offset, ledger_id=2, size_bytes_max=64 * KIB)
+        behind = drawn_ledger(3, first_offset=ledger.next_offset, ledger_id=3)
+        _, attempt, _ = [run(committed(writer, each)) for each in (before, ledger, behind)]
+
+        async def scenario() -> None:
+            for door, openings in (await doors(other, attempt)).items():
+                for way, read in READS.items():
+                    found = b""
+                    for opening in openings:
+                        async with await opening() as handle:
+                            found += b"".join(await read(handle))
+                    assert found == b"".join(ledger.chunks), f"{door}, read {way}"
+
+        run(scenario())
+
+    def test_handles_are_closed_alone(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """A handle may be closed twice, read or not, and other handles and the offloader keep working."""
+        ledger = drawn_ledger(5)
+        attempt = run(committed(writer, ledger))
+
+        async def scenario() -> None:
+            async with await other.read_offloaded(attempt) as kept:
+                for door, openings in (await doors(other, attempt)).items():
+                    for use in USES:
+                        for closing in CLOSINGS:
+                            handle = await openings[0]()
+                            await use(handle)
+                            try:
+                                await closing(handle)
+                            except Exception as error:  # noqa: BLE001 - a stranger's handle may raise anything
+                                said = f"{type(error).__name__}: {error}"
+                                pytest.fail(f"{door}, {use.__name__}, {closing.__name__}: found {said}")
+                assert await kept.read(await kept.table()) == b"".join(ledger.chunks)
+
+        run(scenario())
+
+        assert run(chunks_of(other, attempt)) == [*ledger.chunks]

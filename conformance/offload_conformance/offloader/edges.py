@@ -1,0 +1,200 @@
+"""The edges of the contract of offloaders: a row for each argument, each second call, each field of a result.
+
+`offload_conformance.edges` says how to read the tables. Offsets and times may be any integers: what nothing
+holds is not found, and no number of a query is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+from uuid import UUID
+
+from offload.errors import NotOffloaded
+from offload.model.attempt import Leftover, Receipt
+from offload.model.chunk_table import CHUNK_TABLE
+from offload.model.entry import ENTRY_DTYPE, Entry
+from offload.model.manifest import CommittedStream, Manifest, Running
+from offload_conformance.edges import NEGATIVE, NUMBERS, Kind
+
+# Names at their edges.
+
+TWINS: Final = (
+    ("orders", "Orders"),
+    ("orders", "orders/eu"),
+    ("orders", "orders2"),
+    ("orders", "orders."),
+    ("orders", " orders "),
+    ("a_b", "axb"),
+    ("a%b", "a%25b"),
+    ("a+b", "a b"),
+    ("a*", "ab"),
+    ("a?b", "a"),
+    ("a#b", "a&b"),
+    ("a:b", "a;b"),
+    ("a\nb", "a\r\nb"),
+    ("a\tb", "a\x0bb"),
+    ("a\0b", "a\0c"),
+    ("\ufeffa", "a\u200b"),
+    ("0", "00"),
+    ("1e1", "10"),
+    ("-1", "+1"),
+    ("null", "None"),
+    ("true", "True"),
+    ("con", "con.txt"),
+    (".", ".."),
+    ("~", "~root"),
+    ("a';--", "a"),
+    ("it's", 'it"s'),
+    ("<a>", "&lt;a&gt;"),
+    ("{0}", "${a}"),
+    ("caf\u00e9", "cafe\u0301"),
+    ("ﬁ", "fi"),
+    ("ß", "ss"),
+    ("İ", "i̇"),
+    ("日本語", "日本"),
+    ("\uffee", "😀"),
+    ("é" * 127 + "a", "é" * 127 + "b"),
+    ("x" * 255 + "a", "x" * 255 + "b"),
+    ("x" * 1000 + "a", "x" * 1000 + "b"),
+    ("/", "//"),
+    ("\\", "\\\\"),
+)
+"""Names of streams that a file system, a pattern, a URL, SQL or a column that cuts takes for one name."""
+
+_OF_TYPES: Final = (
+    *(each.name for kind in (Entry, Manifest, Running, Receipt, Leftover) for each in fields(kind)),
+    *(*(CHUNK_TABLE.names or ()), *(ENTRY_DTYPE.names or ())),
+)
+_OF_BACKENDS: Final = (
+    *(
+        "uid",
+        "attempt_uid",
+        "attempt_id",
+        "ledger",
+        "id",
+        "_id",
+        "rowid",
+        "oid",
+        "pk",
+        "key",
+        "name",
+        "value",
+    ),
+    *("data", "body", "raw", "payload", "content", "chunk", "chunks", "blob", "path", "url", "hash"),
+    *("metadata", "extra_metadata", "extra", "created", "created_at", "updated_at", "started_ms", "done"),
+    *("complete", "committed", "deleted", "finished", "status", "owner", "kind", "size", "count", "format"),
+    *("STREAM", "ledgerId", "first-offset", "content-type", "content-length", "crc32c", "etag", "host"),
+)
+METADATA_NAMES: Final = tuple(dict.fromkeys((*_OF_TYPES, *_OF_BACKENDS)))
+"""Names under which an offloader may keep facts of its own. If it merges the two, the caller's text wins."""
+
+# The tables.
+
+_MADE: Final = "the offloader itself makes it"
+_OF_PARTS: Final = "only a tier that records parts has them; tests.tier.test_parts asks"
+
+
+def _all(kind: type, clause: str) -> dict[str, tuple[str, ...]]:
+    """Return the rows of a result that a clause compares by all its fields, as `same.assert_same` does."""
+    return {f"{kind.__name__}.{each.name}": (clause,) for each in fields(kind)}
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "stream: str": Kind(
+        asked_by=("contract/streams_are_listed_by_name", "contract/streams_do_not_mix"),
+        taken=tuple(dict.fromkeys(name for pair in TWINS for name in pair)),
+    ),
+    "Attempt.stream: str": Kind(asked_by=("contract/prepared_before_uploaded",)),
+    "Attempt.ledger_id: int": Kind(
+        asked_by=("contract/handles_tell_exact_numbers", "contract/prepared_before_uploaded"),
+        taken=tuple(number for number in NUMBERS if number < 2**64),
+    ),
+    "Attempt.uid: UUID": Kind(
+        asked_by=("contract/numbers_that_nothing_has_find_nothing",),
+        refused={NotOffloaded: (UUID(int=0), UUID(int=2**128 - 1))},
+    ),
+    "offset: int": Kind(
+        asked_by=("contract/numbers_that_nothing_has_find_nothing",), taken=(*NEGATIVE, *NUMBERS)
+    ),
+    "timestamp_ms: int": Kind(
+        asked_by=("contract/numbers_that_nothing_has_find_nothing",), taken=(*NEGATIVE, *NUMBERS)
+    ),
+    "only: range | None": Kind(
+        asked_by=(
+            "contract/numbers_that_nothing_has_find_nothing",
+            "contract/reads_are_verbatim_when_narrowed",
+        ),
+        taken=tuple(
+            range(start, stop) for start in (*NEGATIVE, *NUMBERS) for stop in (0, 1, 6, 2**63, 2**64, 2**70)
+        ),
+    ),
+    "where: str": Kind(asked_by=("contract/views_do_not_move", "contract/deletion_takes_what_was_trimmed")),
+    "extra_metadata: Mapping[str, str]": Kind(
+        asked_by=("contract/extra_metadata_is_any_text",), taken=METADATA_NAMES
+    ),
+    "create: bool": Kind(asked_by=("contract/opening_is_idempotent",)),
+    "change: Change": Kind(
+        asked_by=("contract/commits_apply_their_change", "contract/commits_are_idempotent_for_every_change")
+    ),
+    "base: Manifest | None": Kind(asked_by=("contract/bases_may_be_old",)),
+    "committer: UUID": Kind(asked_by=("contract/commits_apply_their_change",)),
+    "handle: ReadHandle": Kind(asked_by=("contract/receipts_tell_what_was_copied",)),
+    "attempt: Attempt": Kind(asked_by=("contract/attempts_are_of_their_stream",)),
+    "manifest: Manifest": Kind(asked_by=("contract/prepared_before_uploaded",)),
+    "manifest: Manifest | None": Kind(asked_by=("contract/reads_go_by_the_manifest_given",)),
+    "known: CommittedStream": Kind(asked_by=("contract/newer_views_tell_every_change",)),
+    "committed: CommittedStream": Kind(asked_by=("contract/views_find_what_is_committed",)),
+    "row: Entries": Kind(asked_by=("contract/views_do_not_move",)),
+    "entry: Entry": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "rows: ChunkTable": Kind(asked_by=("contract/reads_are_verbatim",)),
+    "then: ChunkTable": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "size_bytes: int": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "entry: Entries": Kind(because="manifests have groups from 1,024 fragments on, too many for each run"),
+    **dict.fromkeys(
+        (
+            *("part: StreamPart", "before: Manifest | None", "after: int"),
+            *("StreamPart.behind: bytes", "StreamPart.first: str", "StreamPart.number: int"),
+        ),
+        Kind(because=_OF_PARTS),
+    ),
+    **{f"Entry.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(Entry)},
+    **{f"Manifest.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(Manifest)},
+    **{f"CommittedStream.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(CommittedStream)},
+}
+"""Each argument of the contract, as its name and type, and each field of a dataclass that is an argument."""
+
+AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
+    "Catalogue.open": ("contract/opening_is_idempotent",),
+    "LedgerOffloader.open": ("contract/opening_is_idempotent", "contract/openings_may_come_at_once"),
+    "Catalogue.aclose": ("contract/closing_is_idempotent",),
+    "ReadHandle.aclose": ("contract/handles_are_closed_alone",),
+    "Committer.commit_manifest": ("contract/commits_are_idempotent_for_every_change",),
+    "LedgerOffloader.offload": ("contract/attempts_are_disjoint", "contract/prepared_before_uploaded"),
+    "LedgerOffloader.delete_offloaded": ("contract/deletion_is_idempotent",),
+    "StreamView.open": ("contract/handles_are_closed_alone", "contract/reads_are_verbatim_at_every_door"),
+    "Committer.begin_part": (),
+}
+"""Each method that changes something, and the clauses that call it a second time."""
+
+UNASKED: Final[Mapping[str, str]] = {"Committer.begin_part": _OF_PARTS}
+"""The rows of `AGAIN` that no clause asks about, each with the reason."""
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    **_all(Manifest, "contract/commits_apply_their_change"),
+    **_all(Running, "contract/commits_apply_their_change"),
+    **_all(Entry, "contract/receipts_tell_what_was_copied"),
+    **_all(Leftover, "contract/leftovers_tell_their_last_chunk"),
+    **_all(Receipt, "contract/extra_metadata_is_any_text"),
+}
+"""Each field of a result, and the clauses that compare it with what they expect."""
+
+READS: Final = frozenset(
+    {
+        *("streams", "view", "newer_view", "parts", "view_of", "walk", "find", "first_since", "names"),
+        *("last_with_messages", "last_timestamp_ms", "name_of", "load_manifest", "load_group", "tree"),
+        *("read_offloaded", "leftovers", "table", "read", "read_on", "windows", "unknown_sections"),
+    }
+)
+"""The methods that change nothing. A second call is one more call, as in many clauses."""
