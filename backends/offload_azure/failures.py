@@ -6,10 +6,11 @@ and which option, role or permission fixes it. It holds no secret, no query and 
 The error says what is known of the request:
 
     refused by a reply           nothing was applied: `AlreadyExists`, `Denied`, `Throttled`, `TryAgain` ...
+    a page with status 200       as if there were no reply
     never sent                   `TryAgain`, for a mutation too: no connection, a name does not resolve
     sent; no reply, or HTTP 5xx  `OutcomeUnknown` for a mutation, `TryAgain` for a read
 
-The second row is sound because the client sends each request once (`transport`).
+The third row is sound because the client sends each request once (`transport`).
 """
 
 from __future__ import annotations
@@ -109,6 +110,14 @@ TRANSIENT: Final = {"InternalError", "OperationTimedOut", "408", "AccountBeingCr
 """The service gave up in the middle of a request, and may have applied it: unknown, for a mutation."""
 
 FULL: Final = {"507", "InsufficientStorage"}
+NOT_FROM_AZURE: Final = (
+    "the reply is not from a blob service; check `endpoint_url`, `account_host` and `proxy`"
+)
+"""The service answers a success by what the client reads from it: a status, a header or a root element.
+
+A login page, a captive portal or a gateway under maintenance may answer 200 to any request.
+"""
+
 PLAIN_HTTP: Final = 400
 """The status that an HTTPS server answers to a request without TLS."""
 
@@ -135,6 +144,16 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     return _of_connection(exc, said, lost)
 
 
+def not_from_azure(what: str, *, where: str, mutation: bool = False) -> OffloadError:
+    """Return the error of a success that the service did not send.
+
+    A proxy may send a page for a moment only, so the request is tried again. The page does not prove that a
+    mutation was not applied.
+    """
+    kind = OutcomeUnknown if mutation else TryAgain
+    return kind(f"{where}: cannot {what}: {NOT_FROM_AZURE}")
+
+
 def code_of(exc: BaseException | None) -> str:
     """Return the code of an error reply; its HTTP status if it has none; "" if `exc` is no reply."""
     if not isinstance(exc, HttpResponseError) or exc.response is None:
@@ -158,6 +177,8 @@ def _of_reply(
 ) -> OffloadError:
     code, status = code_of(exc), exc.status_code or 0
     text = f"{said}: {one_line(_message(exc))} ({code})"
+    if status < 300:  # a success, and not that of this request
+        return lost(f"{said}: {NOT_FROM_AZURE}")
     # First of all: some of these codes mean another thing for other requests.
     if what.startswith("create") and code in EXISTS:
         return AlreadyExists(key)

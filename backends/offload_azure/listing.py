@@ -26,8 +26,13 @@ from azure.storage.blob.aio import ContainerClient
 
 from offload.contracts.store import Listed
 from offload.errors import Denied
+from offload_azure.failures import not_from_azure
 
 OK: Final = 200
+ROOT: Final = b"EnumerationResults"
+ROOT_WITHIN_BYTES: Final = 512
+"""The root element begins so early in a page: only the declaration of XML precedes it."""
+
 FOLDER: Final = "hdi_isfolder"
 """The metadata that marks a blob as a folder. The service and Hadoop's tools set it."""
 
@@ -104,11 +109,13 @@ class Listing:
     ) -> Element:
         """Send one request. The client's own paging would take the prefix of the next page from the reply."""
         replies: list[Any] = []
+        what = f"list {prefix!r}"
 
         def keep(reply: Any) -> None:
+            # Before the client reads the reply: it fails in odd ways at a page or an empty body.
             said = reply.http_response
-            if said.status_code == OK and "xml" not in (said.content_type or ""):
-                raise self._no_listing()  # the client cannot read it either
+            if said.status_code == OK and ROOT not in said.body()[:ROOT_WITHIN_BYTES]:
+                raise not_from_azure(what, where=self._where)
             replies.append(reply)
 
         begin: Any = {"start_from": start} if start else {}
@@ -121,15 +128,10 @@ class Listing:
         pages = listed.by_page(continuation_token=marker)
         await self._ask(anext(pages))
         page: Element = replies[-1].context[ContentDecodePolicy.CONTEXT_NAME]
-        if page.tag != "EnumerationResults":
-            raise self._no_listing()
+        # A page of the service says which page follows, or that none does.
+        if page.tag != ROOT.decode() or page.find("NextMarker") is None:
+            raise not_from_azure(what, where=self._where)
         return page
-
-    def _no_listing(self) -> Denied:
-        return Denied(
-            f"{self._where}: the reply is not from a blob service; check `endpoint_url`, `account_host` "
-            "and `proxy`"
-        )
 
     def _out_of_order(self, what: str) -> Denied:
         return Denied(

@@ -43,7 +43,7 @@ from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
-from offload_azure.failures import FAILURES, code_of, explained
+from offload_azure.failures import FAILURES, code_of, explained, not_from_azure
 from offload_azure.listing import FOLDER, Listing
 from offload_azure.options import METADATA_SIZE_BYTES_MAX, PART_SIZE_BYTES_MAX, AzureOptions
 from offload_azure.signing import read_urls
@@ -367,9 +367,7 @@ class AzureStore(ObjectStore, SignsReads):
             # stays `Misuse`.
             if not replies:
                 raise
-            raise TryAgain(
-                f"{self.url}: {key!r}: the reply does not say which part it is; is this a blob service?"
-            ) from exc
+            raise not_from_azure(what, where=self.url) from exc
         except OffloadError as exc:
             if code_of(exc.__cause__) not in BEYOND_THE_END:
                 raise
@@ -386,6 +384,8 @@ class AzureStore(ObjectStore, SignsReads):
         """Send one HEAD. Raises `NotFound` for a folder as well."""
         blob = await self.blob(key)
         seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
+        if not seen.etag:  # every object has one, and the client reads its absence as an object of no bytes
+            raise not_from_azure(f"read {key!r}", where=self.url)
         if (seen.metadata or {}).get(FOLDER) == "true":
             raise NotFound(key, store=self.url)
         return seen
@@ -404,8 +404,6 @@ class AzureStore(ObjectStore, SignsReads):
     async def _read_end(self, key: str, wanted: Suffix) -> bytes:
         """Return the end of the version whose size was read. Raises `TryAgain` if another replaces it."""
         seen = await self._properties(key)
-        if not seen.etag:
-            raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is this a blob service?")
         start, end = clip(wanted, seen.size)
         if start == end:
             return b""

@@ -21,6 +21,7 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os.path import isfile
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ class DroppedByGcs(aiohttp.ClientConnectionError):
     """The connection ended without a reply. The request may or may not have been applied."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GcsReply:
     """A complete reply."""
 
@@ -61,6 +62,15 @@ class GcsReply:
     """The headers, by lower-case name. Values of a repeated header are joined by commas."""
 
     data: bytes
+
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """The JSON object in the body; an empty one if there is none, which proves nothing (`proofs`)."""
+        try:
+            found = json.loads(self.data)
+        except ValueError:  # a page, or a reply that is cut short
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def is_success(status: int, *, may_resume: bool) -> bool:

@@ -20,9 +20,11 @@ from offload_cloud.ranges import PART, range_of, size_asked_for
 from offload_cloud.tls import trusting
 
 from offload.contracts.store import Buffer, Span
+from offload.errors import TryAgain
 from offload_gcs.client import GcsClient, GcsReply, is_success
-from offload_gcs.failures import BEYOND_THE_END, Refused
+from offload_gcs.failures import BEYOND_THE_END, NOT_FROM_GCS, Refused
 from offload_gcs.options import GcsOptions
+from offload_gcs.proofs import is_bytes
 
 __all__ = ["DirectClient"]
 
@@ -66,6 +68,9 @@ class DirectClient:
             if exc.status == BEYOND_THE_END:
                 return None
             raise
+        if not is_bytes(reply.headers):
+            reply.close()
+            raise TryAgain(f"{where}: {NOT_FROM_GCS}")
         return range_reply(
             reply,
             span,

@@ -92,6 +92,9 @@ LOST: Final = {408, 500, 502, 503, 504}
 """Statuses of a service that gave up in the middle. A mutation may or may not have been applied."""
 
 
+NOT_FROM_GCS: Final = "the reply is not from Google Cloud Storage; check `endpoint_url` and `proxy`"
+
+
 class Unusable(Exception):
     """Credentials are missing or cannot be used; the text says why. Raised to callers only as a cause."""
 
@@ -182,6 +185,16 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
     return lost(f"{said}: {type(exc).__name__}: {without_secrets(exc)}")
 
 
+def not_from_gcs(asked: Asked, *, where: str) -> OffloadError:
+    """Return the error of a success that GCS did not send.
+
+    A proxy may send a page for a moment only, so the request is tried again. The page does not prove that a
+    mutation was not applied.
+    """
+    kind = OutcomeUnknown if asked.mutation else TryAgain
+    return kind(f"{where}: cannot {asked.what}: {NOT_FROM_GCS}")
+
+
 def without_secrets(said: object) -> str:
     """Return a text of another program for a message: one line of bounded length, without secrets."""
     return _SECRET.sub("…", " ".join(str(said).split())[:SAID_CHARACTERS_MAX])
@@ -208,6 +221,9 @@ def _of_reply(
             # Perhaps our own object, if the reply to an earlier try was lost. The caller reads back.
             return AlreadyExists(asked.key)
         # A missing bucket must not look like an absent object: a stream would seem to have no roots.
+        # The service answers in JSON or in plain text. A page proves nothing about an object.
+        case 404 if exc.message.startswith("<"):
+            return StoreDenied(f"{said}: {NOT_FROM_GCS} (HTTP 404)")
         case 404 if asked.of_object and not _NO_BUCKET.match(exc.message):
             return NotFound(asked.key, store=where)
         case 404:

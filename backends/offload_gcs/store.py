@@ -8,6 +8,8 @@ choose fsspec. All other requests go over the session that gcsfs opens (`client`
 - An object becomes visible whole, with its last byte.
 - Every object is encrypted as the options ask, commits too.
 - A read returns the span that was asked for, whole and as it was stored.
+- A success is proved by what the reply contains (`proofs`). One without its proof is tried again, as if it
+  had not arrived.
 
 If the reply to a create is lost, this store raises `OutcomeUnknown` and asks nothing: the object may still
 appear. The commit protocol lists, and reads the object if there is one (`offload.commit.log`).
@@ -27,6 +29,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
@@ -41,15 +44,16 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import Corrupt, Misuse, NotFound, OffloadError, TryAgain
+from offload.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
 from offload.store.parts import check_create, windows_in_memory
 from offload.store.spans import clip
 from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient
-from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained
+from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained, not_from_gcs
 from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
+from offload_gcs.proofs import NO_CONTENT, Proof, begins, describes, is_any, is_bytes, is_page
 from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.signing import SECONDS_MAX, signed_urls, signs_alone
 from offload_gcs.upload import put_resumable
@@ -147,7 +151,14 @@ class GcsStore(ObjectStore, SignsReads):
         # A whole object is asked for without a range, because only then its checksum can be compared.
         headers = {} if wanted is None else {"Range": wanted}
         try:
-            reply = await self.ask(asked, "GET", self._content(key), headers=headers, moves_bytes=True)
+            reply = await self.ask(
+                asked,
+                "GET",
+                self._content(key),
+                proof=lambda reply: is_bytes(reply.headers),
+                headers=headers,
+                moves_bytes=True,
+            )
         except OffloadError as exc:
             if isinstance(exc.__cause__, Refused) and exc.__cause__.status == BEYOND_THE_END:
                 return b""
@@ -162,9 +173,7 @@ class GcsStore(ObjectStore, SignsReads):
             key=checked(key),
             of_object=True,
         )
-        stored = self._decoded(await self.ask(asked, "GET", self._object(key, fields="crc32c")), asked).get(
-            "crc32c"
-        )
+        stored = (await self._description(asked, "crc32c")).get("crc32c")
         return read_checksum(stored) if stored else None
 
     async def metadata_of(self, key: str) -> Mapping[str, str]:
@@ -175,15 +184,20 @@ class GcsStore(ObjectStore, SignsReads):
             key=checked(key),
             of_object=True,
         )
-        reply = await self.ask(asked, "GET", self._object(key, fields="metadata"))
-        found, where = self._decoded(reply, asked).get("metadata") or {}, f"{self.url}: {key!r}"
+        found = (await self._description(asked, "metadata")).get("metadata") or {}
+        where = f"{self.url}: {key!r}"
         if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
             raise Corrupt("metadata", where, expected="texts by name", found=type(found).__name__)
         return read_metadata(found.items(), where=where)
 
+    async def _description(self, asked: Asked, field: str) -> Mapping[str, Any]:
+        """Return the name of an object, and this field if it has one."""
+        url = self._object(asked.key, fields=f"name,{field}")
+        return (await self.ask(asked, "GET", url, proof=describes(asked.key))).said
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Send objects.list, page by page."""
-        wanted = {"fields": "items(name,size),nextPageToken"} | ({"startOffset": after} if after else {})
+        wanted = {"fields": "kind,items(name,size),nextPageToken"} | ({"startOffset": after} if after else {})
         # `startOffset` is inclusive, and an emulator may ignore it, so the rows are compared here too.
         beyond = after.encode()
         async for page in self._pages(prefix, wanted):
@@ -193,21 +207,20 @@ class GcsStore(ObjectStore, SignsReads):
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
         """Send objects.list with a delimiter. Folders come between the keys, in one order."""
-        wanted = {"fields": "items(name),prefixes,nextPageToken", "delimiter": "/"}
+        wanted = {"fields": "kind,items(name),prefixes,nextPageToken", "delimiter": "/"}
         async for page in self._pages(prefix, wanted):
             # A page has its keys and its folders in two lists.
             for name in sorted([row["name"] for row in page.get("items", ())] + page.get("prefixes", [])):
                 yield name
 
-    async def _pages(self, prefix: str, wanted: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    async def _pages(self, prefix: str, wanted: dict[str, str]) -> AsyncIterator[Mapping[str, Any]]:
         # No key has such a prefix, and servers answer it with various errors.
         if not begins_a_key(prefix) or any(character in prefix for character in NO_KEY):
             return
         asked = Asked(what=f"list {prefix!r}", permission="storage.objects.list")
         wanted = {"prefix": prefix, "maxResults": str(PAGE_ROWS)} | wanted
         while True:
-            reply = await self.ask(asked, "GET", self._url("storage/v1", **wanted))
-            page = self._decoded(reply, asked)
+            page = (await self.ask(asked, "GET", self._url("storage/v1", **wanted), proof=is_page)).said
             yield page
             if not page.get("nextPageToken"):
                 return
@@ -280,18 +293,22 @@ class GcsStore(ObjectStore, SignsReads):
         method: str,
         url: str,
         *,
+        proof: Proof,
         headers: Mapping[str, str] | None = None,
         body: Sequence[Buffer] = (),
         may_resume: bool = False,
         moves_bytes: bool = False,
     ) -> GcsReply:
-        """Send one request, and raise the port's errors for those of the client.
+        """Send one request. Raises the port's errors, also for a success that `proof` does not prove.
 
         `moves_bytes`: the request reads an object or stores a fragment, so it goes by the option `client`.
         """
         client = self._direct if moves_bytes and self._direct is not None else self._client
         with self._explaining(asked):
-            return await client.send(method, url, headers=headers, body=body, may_resume=may_resume)
+            reply = await client.send(method, url, headers=headers, body=body, may_resume=may_resume)
+        if not proof(reply):
+            raise not_from_gcs(asked, where=self.url)
+        return reply
 
     @contextmanager
     def _explaining(self, asked: Asked) -> Iterator[None]:
@@ -312,7 +329,7 @@ class GcsStore(ObjectStore, SignsReads):
         resource = described(asked.key, checksum, extra or self._fragment)
         url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
         headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
-        reply = await self.ask(asked, "POST", url, headers=headers, body=[resource])
+        reply = await self.ask(asked, "POST", url, proof=begins, headers=headers, body=[resource])
         session = reply.headers.get("location", "")
         # The URL alone lets its holder write the object, so it must not cross a network unencrypted.
         is_safe = session.startswith(("https://", f"{self._client.endpoint}/"))
@@ -340,7 +357,15 @@ class GcsStore(ObjectStore, SignsReads):
         url = self._url("upload/storage/v1", uploadType="multipart", **conditions, **self._encryption)
         headers = {"Content-Type": f"multipart/related; boundary={boundary.decode()}"}
         body = [head, *windows, tail]
-        await self.ask(asked, "POST", url, headers=headers, body=body, moves_bytes=not conditions)
+        await self.ask(
+            asked,
+            "POST",
+            url,
+            proof=describes(asked.key),
+            headers=headers,
+            body=body,
+            moves_bytes=not conditions,
+        )
 
     async def _delete(self, key: str) -> None:
         asked = Asked(
@@ -352,13 +377,12 @@ class GcsStore(ObjectStore, SignsReads):
         )
         # Absent is what the caller wants; perhaps an earlier try deleted it, and its reply was lost.
         with suppress(NotFound):
-            await self.ask(asked, "DELETE", self._object(key))
-
-    def _decoded(self, reply: GcsReply, asked: Asked) -> Any:
-        try:
-            return json.loads(reply.data)
-        except ValueError as exc:
-            raise TryAgain(f"{self.url}: cannot {asked.what}: the reply is cut short or not JSON") from exc
+            reply = await self.ask(asked, "DELETE", self._object(key), proof=is_any)
+            if reply.status == NO_CONTENT:
+                return
+            # Emulators answer 200, and so does a portal. Only the absence of the object shows who it was.
+            await self._description(replace(asked, permission="storage.objects.get"), "size")
+            raise not_from_gcs(asked, where=self.url)
 
     def _content(self, key: str) -> str:
         return self._object(key, alt="media")

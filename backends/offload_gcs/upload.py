@@ -21,6 +21,7 @@ from offload.formats.checksums import crc32c
 from offload.store.parts import parts_of
 from offload_gcs.client import RESUME, GcsReply
 from offload_gcs.failures import Asked
+from offload_gcs.proofs import is_any, takes_a_chunk_of
 
 if TYPE_CHECKING:
     from offload_gcs.store import GcsStore
@@ -81,7 +82,14 @@ async def _put(
 ) -> GcsReply:
     headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}"}
     return await store.ask(
-        asked, "PUT", session, headers=headers, body=[data], may_resume=True, moves_bytes=True
+        asked,
+        "PUT",
+        session,
+        proof=takes_a_chunk_of(asked.key),
+        headers=headers,
+        body=[data],
+        may_resume=True,
+        moves_bytes=True,
     )
 
 
@@ -94,4 +102,4 @@ def held_by(reply: GcsReply) -> int:
 async def _cancel(store: GcsStore, asked: Asked, session: str) -> None:
     """Cancel the upload. Ignores errors: the first one counts, and the session ends after a week anyway."""
     with suppress(OffloadError):
-        await store.ask(asked, "DELETE", session, headers={"Content-Length": "0"})
+        await store.ask(asked, "DELETE", session, proof=is_any, headers={"Content-Length": "0"})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from cloud.calls import DIGITS, Client
-from cloud.gcs import GCS
+from cloud.gcs import GCS, said
 from cloud.s3 import S3, TAGGED
 from cloud.tiers import CloudTier
 from command_line import offload
@@ -93,7 +93,6 @@ def test_the_checksum_of_an_object_in_parts_is_true_or_none(running_server: Runn
 
 KEPT = {"x-amz-checksum-crc32c": "4waSgw=="}
 OF_WHOLE = {"x-amz-checksum-type": "FULL_OBJECT"}
-JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -114,10 +113,10 @@ JSON = {"Content-Type": "application/json"}
         ],
         (
             GCS,
-            Answer(body=b'{"crc32c": "4waSgw=="}', headers=JSON),
+            said(crc32c="4waSgw=="),
             0xE3069283,
         ),
-        (GCS, Answer(body=b"{}", headers=JSON), None),
+        (GCS, said(), None),
     ],
 )
 def test_only_a_checksum_of_the_whole_object_is_returned(

@@ -110,7 +110,7 @@ SERVICE: Final = {
 }
 
 
-@pytest.mark.parametrize("name", ["s3fs", "s3-direct"])
+@pytest.mark.parametrize("name", CLIENTS)
 def test_no_verb_takes_a_page_with_status_200_for_a_success(name: str) -> None:
     """One store for all verbs and pages: no page leaves it in a state that the next call meets."""
     client = CLIENTS[name]

@@ -187,7 +187,7 @@ def described_by(client: Client, metadata: list[tuple[str, str]]) -> Answer:
     """Return the reply of an object with this metadata. Repeated names keep the last value here."""
     match kind_of(client):
         case "gcsfs" | "gcs":
-            return Answer(body=json.dumps({"metadata": dict(metadata)}).encode())
+            return gcs.said(metadata=dict(metadata))
         case "s3fs" | "s3":
             return Answer(headers=s3.TAGGED | {f"X-Amz-Meta-{name}": value for name, value in metadata})
     return Answer(headers=azure.TAGGED | {f"x-ms-meta-{name}": value for name, value in metadata})
@@ -244,7 +244,7 @@ def test_gcs_metadata_without_end_is_corrupt() -> None:
 
 @pytest.mark.parametrize("found", [[], "text", 1, {"a": 1}, {"a": None}, {"a": {"b": "c"}}])
 def test_gcs_metadata_of_other_types_ends_with_text_or_an_error_of_ours(found: object) -> None:
-    reply = Answer(body=json.dumps({"metadata": found}).encode())
+    reply = gcs.said(metadata=found)
 
     async def main(store: ObjectStore) -> Any:
         try:

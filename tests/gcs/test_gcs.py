@@ -205,7 +205,6 @@ def test_a_write_that_arrives_damaged_may_be_tried_again() -> None:
     [
         b"",
         b"Not Found",
-        b"<html>",
         b"[]",
         b'{"error": "x"}',
         b'{"error": {"errors": []}}',
@@ -215,6 +214,13 @@ def test_a_write_that_arrives_damaged_may_be_tried_again() -> None:
 )
 def test_an_error_reply_may_have_any_body(body: bytes) -> None:
     assert type(explained(Refused(404, body), READ, where="gs://bucket")) is NotFound
+
+
+def test_a_page_with_status_404_does_not_prove_that_an_object_is_absent() -> None:
+    error = explained(Refused(404, b"<html>Not Found</html>"), READ, where="gs://bucket")
+
+    assert type(error) is StoreDenied
+    assert "check `endpoint_url`" in str(error)
 
 
 def test_an_error_of_the_xml_api_is_understood() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from cloud.gcs import of_store
+from cloud.gcs import OF_BYTES, of_store
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from offload_gcs import GcsStore
@@ -30,7 +30,7 @@ class Google:
 
     def __call__(self, heard: Heard) -> Answer:
         if heard.path != TOKENS:
-            return Answer(body=b"data")
+            return Answer(body=b"data", headers=OF_BYTES)
         self.asked += 1
         return self.grant(self.asked)
 

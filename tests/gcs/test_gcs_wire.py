@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cloud.calls import DIGITS, Call, Client, create, delete, get, names, put, reading
-from cloud.gcs import EACH_GCS, GCS, KMS_KEY, answers, error_of, of_store
+from cloud.gcs import EACH_GCS, GCS, KMS_KEY, answers, error_of, of_store, said
 from offload_gcs import GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, wire
@@ -278,10 +278,11 @@ def test_pages_follow_each_other_and_begin_after_a_key() -> None:
     def paged(heard: Heard) -> Answer:
         last = "pageToken" in heard.query
         rows = ["a/z"] if last else ["a/a", "a/k", "a/l"]
-        page = {"items": [{"name": name, "size": "1"} for name in rows]} | (
-            {} if last else {"nextPageToken": "p&2"}
-        )
-        return Answer(body=json.dumps(page).encode())
+        page: dict[str, Any] = {
+            "kind": "storage#objects",
+            "items": [{"name": name, "size": "1"} for name in rows],
+        } | ({} if last else {"nextPageToken": "p&2"})
+        return said(**page)
 
     with wire(paged) as server:
         assert of_store(server.url, names_behind) == ["a/l", "a/z"]
@@ -290,7 +291,7 @@ def test_pages_follow_each_other_and_begin_after_a_key() -> None:
     assert first == {
         "prefix": ["a/"],
         "maxResults": ["1000"],
-        "fields": ["items(name,size),nextPageToken"],
+        "fields": ["kind,items(name,size),nextPageToken"],
         "startOffset": ["a/k"],
     }
     assert second == first | {"pageToken": ["p&2"]}
