@@ -33,8 +33,8 @@ A clause is a test of that name in `offload_conformance` ([Write a backend](writ
 fails on your backend, look for it here: your backend may have one of its bugs.
 
 The authors of the clauses planted these bugs, so the tables do not show what the suite misses. For that there
-is a second set, `tests/newcomers`: 266 bugs, 148 in stores and 118 in offloaders, by people who had not read
-the clauses ([What the suite misses](conformance.md#what-the-suite-misses)).
+is a second set, `tests/newcomers`: {others} bugs, {stores} in stores and {offloaders} in offloaders, nearly
+all by people who had not read the clauses ([What the suite misses](conformance.md#what-the-suite-misses)).
 """
 
 
@@ -43,8 +43,15 @@ def page() -> str:
     from contract.all_store_bugs import ALL_STORE_BUGS
     from contract.offloader_bugs import OFFLOADER_BUGS
     from contract.protocol_bugs import PROTOCOL_BUGS
+    from newcomers.everything import BUGS
 
-    head = HEAD.format(count=len(ALL_STORE_BUGS) + len(OFFLOADER_BUGS) + len(PROTOCOL_BUGS))
+    kinds = [bug.kind for bug in BUGS.values()]
+    head = HEAD.format(
+        count=len(ALL_STORE_BUGS) + len(OFFLOADER_BUGS) + len(PROTOCOL_BUGS),
+        others=len(kinds),
+        stores=kinds.count("store"),
+        offloaders=kinds.count("offloader"),
+    )
     stores = f"## Stores: {len(ALL_STORE_BUGS)} bugs\n\n{_table(ALL_STORE_BUGS, 'store')}"
     offloaders = f"## Offloaders: {len(OFFLOADER_BUGS)} bugs\n\n{_table(OFFLOADER_BUGS, 'offloader')}"
     protocol = (

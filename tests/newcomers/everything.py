@@ -7,6 +7,7 @@ from typing import Any, Final
 from newcomers import (
     offloader_commits,
     offloader_deletion,
+    offloader_fourth,
     offloader_handles,
     offloader_late_reads,
     offloader_late_writes,
@@ -61,6 +62,7 @@ SOUND: Final[dict[str, Any]] = {
 MODULES: Final = (
     offloader_commits,
     offloader_deletion,
+    offloader_fourth,
     offloader_handles,
     offloader_late_reads,
     offloader_late_writes,

@@ -56,7 +56,7 @@ class ViewClauses(OffloaderClauses):
         """
         sample = getattr(ledgers, shape)()
         sample.add_tracking(ChunkType.TRACKING_DELTA, timestamp_ms=1)
-        parts = [MemoryLedger([chunk]) for chunk in sample.chunks]
+        parts = [MemoryLedger([chunk], ledger_id=n // 3) for n, chunk in enumerate(sample.chunks)]
         rows = scan(b"".join(sample.chunks), where="expected")
         for count, part in enumerate(parts, start=1):
             run(committed(writer, part))
