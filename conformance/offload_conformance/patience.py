@@ -272,6 +272,9 @@ class _PatientHandle(ReadHandle):
     def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
         return self._inner.windows(rows, size_bytes=size_bytes)
 
+    async def modified_ms(self) -> int | None:
+        return await retried(self._inner.modified_ms, self._count)
+
     def unknown_sections(self) -> Mapping[str, int]:
         return self._inner.unknown_sections()
 

@@ -40,8 +40,8 @@ class TwoChunks(Ledgers):
         kind = prepared_kind(handle, attempt, manifest)
         if kind is AttemptKind.COPY:
             await check_copied(self.view_of(manifest), handle)
-        if handle.next_offset >= 2**63:
-            raise Misuse("offsets of 63 bits")
+        if max(handle.next_offset, handle.ledger_id) >= 2**63:
+            raise Misuse("numbers of 63 bits")
         table = await covering_table(handle)
         about = (attempt.uid.bytes, attempt.stream, attempt.ledger_id, "")
         await self._database.insert("INSERT INTO attempts VALUES (?, ?, ?, ?)", [about])

@@ -195,6 +195,7 @@ READS: Final = frozenset(
         *("streams", "view", "newer_view", "parts", "view_of", "walk", "find", "first_since", "names"),
         *("last_with_messages", "last_timestamp_ms", "name_of", "load_manifest", "load_group", "tree"),
         *("read_offloaded", "leftovers", "table", "read", "read_on", "windows", "unknown_sections"),
+        "modified_ms",
     }
 )
 """The methods that change nothing. A second call is one more call, as in many clauses."""
