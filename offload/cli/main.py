@@ -5,6 +5,7 @@
     2      the arguments alone are wrong
     3      a verify found no damage, and could not check everything: the key service refuses keys
     130    Ctrl-C
+    143    SIGTERM; only `offload run` ends with 0 after it, once it follows its streams
 
 An error is one line on stderr. A traceback is printed only with `--debug`.
 """
@@ -18,6 +19,7 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process."""
+    _end_at_sigterm()  # before everything else: the imports below take a second, on a busy machine several
     if (
         not sys.stdout
     ):  # the parent process closed it: discard the output instead of failing at the first line
@@ -39,6 +41,17 @@ def main() -> None:
         code = 0
     _let_go_of_stdout()
     sys.exit(code)
+
+
+def _end_at_sigterm() -> None:
+    """Let SIGTERM end the process also if it is the first of a container.
+
+    The kernel drops a signal for process 1 that has no handler, and nobody sends it again. Any other process
+    keeps the kernel's own way, which waits for no step of Python. Nothing is lost either way: what is
+    committed is safe, and the next process continues behind it.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 
 
 def _ignore_ctrl_c() -> None:

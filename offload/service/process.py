@@ -65,6 +65,7 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
         _log.warning("%s: finish what is in flight, and stop", name)
         stopping.set()
 
+    before = signal.getsignal(signal.SIGTERM)
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop, each.name)
     ignored = "SIGHUP is ignored: restart to change the configuration"
@@ -74,3 +75,4 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
     finally:
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(each)
+        signal.signal(signal.SIGTERM, before)  # the loop leaves none, and process 1 would be deaf as it ends
