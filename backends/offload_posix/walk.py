@@ -16,6 +16,10 @@ stream's roots (docs/commit-protocol.md, "What listings show"). So a folder is r
                                        before it: new files alone hide nothing
     if a file that was read is gone    from the last key that was listed
 
+A folder that this process may not read is an error that names it, if keys below it are wanted. `level` names
+it without a look inside, so that it stops nobody who reads other folders. The `lost+found` of a file system
+that is mounted at the root holds no object of this store, and is passed over if it cannot be read.
+
 Invariant: `trust` is called with each folder before a file in it is listed.
 """
 
@@ -26,9 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from offload.contracts.store import Listed
-from offload.errors import TryAgain
+from offload.errors import Denied, TryAgain
+from offload_posix.failures import failure
 from offload_posix.folders import changed_ns, open_folder
 
+LOST_AND_FOUND: Final = "lost+found"
 READS_MAX: Final = 64
 """The number of readings in a row without progress after which a listing fails."""
 
@@ -50,9 +56,16 @@ def level(root: str, prefix: str) -> Iterator[str]:
     """Yield the keys directly below `prefix`, and the folders that hold an object (with a `/`), in order."""
     parts = _folder_of(prefix)
     for key, is_folder in [] if parts is None else _entries(root, parts, prefix, "", _nobody):
-        # Folders are never removed, so an empty one may be left of objects that were deleted.
-        if not is_folder or next(_below(root, key.split("/")[:-1], key, "", _nobody), None) is not None:
+        if not is_folder or _may_hold_an_object(root, key):
             yield key
+
+
+def _may_hold_an_object(root: str, key: str) -> bool:
+    """Return False for a folder without an object, perhaps left of objects that were deleted."""
+    try:
+        return next(_below(root, key.split("/")[:-1], key, "", _nobody), None) is not None
+    except Denied:
+        return True
 
 
 def _nobody(_folder: int, _parts: Sequence[str]) -> None:
@@ -105,6 +118,10 @@ def _entries(root: str, parts: list[str], prefix: str, after: str, trust: Trust)
             folder = open_folder(root, parts)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except PermissionError as error:
+            if parts == [LOST_AND_FOUND]:
+                return []
+            raise failure(error, "listing", "/".join((root, *parts))) from error
         try:
             changed = changed_ns(folder)
             found = _read(folder, "".join(f"{part}/" for part in parts), prefix, after)

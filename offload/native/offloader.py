@@ -53,6 +53,7 @@ from offload.errors import (
     NotOffloaded,
     OffloadError,
     OutcomeUnknown,
+    StoreDenied,
     StreamDeleted,
     TryAgain,
     UnsupportedFormat,
@@ -240,19 +241,24 @@ class ObjectStoreOffloader(LedgerOffloader):
             raise errors[0]
         return names
 
-    async def find_streams(self) -> tuple[list[str], list[Corrupt | UnsupportedFormat]]:
+    async def find_streams(self) -> tuple[list[str], list[Corrupt | UnsupportedFormat | Denied]]:
         """Return the names of `streams`, and an error for each folder whose anchor has no name. For tools.
+
+        A folder that may not be read, perhaps a stranger's, is such an error too.
 
         One listing, and one request for each stream whose sound anchor this instance has not read yet.
         """
         await self.open()
-        names, errors = list[str](), list[Corrupt | UnsupportedFormat]()
+        names, errors = list[str](), list[Corrupt | UnsupportedFormat | Denied]()
         parts = [name[:-1] async for name in self.store.level("") if name.endswith("/")]
         # Several at a time: a tier of a thousand streams would take a thousand round trips one by one.
-        work = in_order(self._stream_under, one_by_one(filter(looks_escaped, parts)), at_once=ANCHORS_AT_ONCE)
+        work = in_order(self._seen_under, one_by_one(filter(looks_escaped, parts)), at_once=ANCHORS_AT_ONCE)
         async with aclosing(work) as found:
             async for _, here in found:
                 if here is None:  # no stream was begun there
+                    continue
+                if isinstance(here, Denied):
+                    errors.append(here)
                     continue
                 # If the anchor is lost, the name is still known, and an operator needs the stream in the list
                 # to rebuild it.
@@ -261,6 +267,14 @@ class ObjectStoreOffloader(LedgerOffloader):
                 elif here.stream is not None:
                     names.append(here.stream)
         return sorted(names), errors
+
+    async def _seen_under(self, part: str) -> StreamUnder | Denied | None:
+        try:
+            return await self._stream_under(part)
+        except StoreDenied:  # the other folders cannot be read either
+            raise
+        except Denied as error:
+            return error
 
     async def _stream_under(self, part: str) -> StreamUnder | None:
         # A folder is named after its stream, so the name in a sound anchor never changes.

@@ -1,5 +1,7 @@
 """A part of a store as a store of its own: the keys below `<prefix>/`, without the prefix in their names.
 
+The object `<prefix>/` is no object of this store: no key names it. Consoles make it for "Create folder".
+
 Invariant: no call reaches a key outside the prefix. Each key is checked before the prefix is added, and no
 valid key has a part `..`.
 """
@@ -92,13 +94,15 @@ class PrefixStore(StoreDecorator):
         cut = len(self._below)
         start = self._below + after if after else ""
         async for row in self.inner.list(self._below + prefix, after=start):
-            yield Listed(row.key[cut:], row.size_bytes)
+            if row.key != self._below:
+                yield Listed(row.key[cut:], row.size_bytes)
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
         """List one level below the prefix."""
         cut = len(self._below)
         async for name in self.inner.level(self._below + prefix):
-            yield name[cut:]
+            if name != self._below:
+                yield name[cut:]
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete below the prefix."""

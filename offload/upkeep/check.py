@@ -206,7 +206,7 @@ class _Checking:
 
     async def _list(self) -> str:
         first = await self._first("")
-        return f"holds objects, such as {first!r}" if first else "empty"
+        return f"holds objects, such as {first!r}" if first is not None else "empty"
 
     async def _read_anchor(self) -> str:
         try:

@@ -471,6 +471,14 @@ class TestPrefixStore(Asynchronous):
         assert (absent.value.key, there.value.key) == ("key", "there")
         assert store.url == "memory://x/a/tier"
 
+    def test_the_marker_that_a_console_makes_for_its_folder_is_no_object(self, run: Run) -> None:
+        store = PrefixStore(MemoryStore(objects={"tier/": b"", "tier/a/": b"", "tier/b": b""}), "tier")
+
+        async def rows() -> tuple[list[str], list[str]]:
+            return [row.key async for row in store.list("")], [name async for name in store.level("")]
+
+        assert run(rows()) == (["a/", "b"], ["a/", "b"])
+
     @pytest.mark.parametrize("prefix", ["", "/", "a/", "../a", ".a"])
     def test_a_prefix_is_itself_a_key(self, prefix: str) -> None:
         with pytest.raises(Misuse):
