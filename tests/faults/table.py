@@ -85,6 +85,22 @@ ROWS: Final = (
     ),
     *(
         Row(
+            name=f"{fault.name.lower()} with status 200 for each first {method} of {target}",
+            command=command,
+            rules=lambda fault=fault, method=method, target=target: [Rule(fault, method, target, nth=1)],
+        )
+        for fault in (Fault.PAGE, Fault.EMPTY)
+        for command, method, target in (
+            ("sync", "GET", LISTING),
+            ("sync", "PUT", FRAGMENT),
+            ("sync", "PUT", ROOT),
+            ("sync", "POST", "*delete*"),
+            ("read", "GET", LISTING),
+            ("read", "GET", FRAGMENT),
+        )
+    ),
+    *(
+        Row(
             name="SlowDown for 30 s",
             command=command,
             rules=lambda: [Rule(Fault.REFUSE, seconds=30)],

@@ -51,6 +51,8 @@ CHANCES = {
     Fault.CUT_AFTER: 0.03,
     Fault.ERROR_AFTER: 0.03,
     Fault.REFUSE: 0.03,
+    Fault.PAGE: 0.02,
+    Fault.EMPTY: 0.02,
     Fault.RESET: 0.03,
     Fault.LATE: 0.02,
     Fault.TRICKLE: 0.02,
@@ -65,6 +67,7 @@ CREATE_CHANCES = {
     Fault.LATE: 0.10,
     Fault.RESET: 0.10,
     Fault.REFUSE: 0.10,
+    Fault.PAGE: 0.05,
 }
 
 

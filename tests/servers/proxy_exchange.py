@@ -16,6 +16,7 @@ from servers.proxy_messages import (
     UNTIL_END,
     Request,
     closes,
+    page,
     refusal,
     reply_framing,
     status_of,
@@ -48,6 +49,9 @@ class Exchange:
         match fault:
             case Fault.REFUSE:
                 return await self._refuse(request)
+            case Fault.PAGE | Fault.EMPTY:
+                body = b"<html><body>Please log in</body></html>" if fault is Fault.PAGE else b""
+                return await self._answer(request, page(request, body, end=request.expects), fault)
             case Fault.RESET:
                 return await self._reset(request)
             case Fault.LATE:
@@ -74,10 +78,15 @@ class Exchange:
         if plan.retry_after_seconds_max is not None:
             bounds = plan.retry_after_seconds_min, plan.retry_after_seconds_max
             headers = [f"Retry-After: {plan.draw(request).randint(*bounds)}"]
+        reply = refusal(request, 503, *headers, end=request.expects)
+        return await self._answer(request, reply, Fault.REFUSE)
+
+    async def _answer(self, request: Request, reply: bytes, fault: Fault) -> bool:
+        """Answer in the server's place."""
         if not request.expects:
             await self._client.drain(request.body)
-        self._proxy.count(Fault.REFUSE)
-        await self._client.send(refusal(request, 503, *headers, end=request.expects))
+        self._proxy.count(fault)
+        await self._client.send(reply)
         return not request.expects
 
     async def _reset(self, request: Request) -> bool:

@@ -120,6 +120,13 @@ def closes(head: bytes) -> bool:
     return said == "close" or (old and said != "keep-alive")
 
 
+def page(request: Request, body: bytes, *, end: bool) -> bytes:
+    """Return a reply of success that no object store sends, as a portal or a login does."""
+    lines = ["HTTP/1.1 200 OK", "Content-Type: text/html", f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, *["Connection: close"] * end]).encode() + END_OF_HEAD
+    return head if request.method == "HEAD" else head + body
+
+
 def refusal(request: Request, status: int, *headers: str, end: bool) -> bytes:
     """Return an error reply in the format of the request's protocol."""
     reason, s3, azure = {

@@ -24,6 +24,8 @@ class Fault(Enum):
     CUT_AFTER = "the server has answered; the client's connection ends before any byte of the reply"
     ERROR_AFTER = "the server has answered; the client gets 500 instead"
     REFUSE = "the server gets no request; the client gets 503, with Retry-After"
+    PAGE = "the server gets no request; the client gets a web page with status 200"
+    EMPTY = "the server gets no request; the client gets status 200 and no body"
     RESET = "half of the body, if there is one, reaches the server; then both connections are reset"
     LATE = "the client's connection ends; the server gets the whole request some time later"
     TRICKLE = "the reply's body arrives in small pieces, with pauses"

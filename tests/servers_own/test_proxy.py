@@ -336,6 +336,28 @@ def test_refuse_says_503_and_the_server_gets_no_request(
     assert proxy.counts["refuse"] == 1
 
 
+@pytest.mark.parametrize(("fault", "said"), [(Fault.PAGE, b"Please log in"), (Fault.EMPTY, b"")])
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "HEAD"])
+def test_a_page_has_status_200_and_the_server_gets_no_request(
+    client: http.client.HTTPConnection,
+    tiny: Tiny,
+    plan: Plan,
+    proxy: Proxy,
+    fault: Fault,
+    said: bytes,
+    method: str,
+) -> None:
+    _rule(plan, fault)
+
+    reply = _ask(client, method, "/a", b"x")
+
+    assert reply.status == 200
+    assert (b"" if method == "HEAD" else said) in reply.read()
+    assert not tiny.asked
+    assert _ask(client, "PUT", "/a", b"x").status == 200  # on the same connection
+    assert proxy.counts[fault.name.lower()] == 1
+
+
 def _seed_of_one() -> int:
     request = Request(b"PUT /a HTTP/1.1\r\n\r\n")
     return next(seed for seed in range(100) if Plan(seed=seed).draw(request).randint(0, 1) == 1)
