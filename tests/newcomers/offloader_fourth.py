@@ -29,6 +29,8 @@ from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream, Manifest
+from offload.model.tree import EntryTree
+from offload.native.fragment_reader import open_attempt
 
 
 class Unchecked(SqliteHandle):
@@ -161,10 +163,17 @@ async def shows_closed_once(open_: Open) -> None:
 class ClosedOnce(Viewing):
     """A handle that a view has opened forgets its table when it is closed, and fails to forget it again.
 
-    Breaks "Release files and connections. Idempotent."
+    Breaks "Release files and connections. Idempotent." A handle on an attempt has nothing to forget.
     """
 
     HANDLE = ClosesOnce
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        manifest = manifest or await self.load_manifest(attempt.stream)
+        plain = SqliteView(EntryTree(manifest, self.load_group), self._database)
+        return await open_attempt(plain, attempt, only)
 
 
 async def shows_create_cleans_up(open_: Open) -> None:
@@ -285,24 +294,25 @@ class AnotherLife(Ledgers):
 
 async def shows_cut_is_damaged(open_: Open) -> None:
     w = await writer(tier := open_())
-    for n in range(3):
-        await w.add(chunks(1, 2 * n))
+    receipts = [await w.add(chunks(1, 2 * n)) for n in range(3)]
     view = await tier.view("s")
-    entries = view.committed.entries
-    async with aclosing(tier.view_of(of_fragments(view.committed, entries[1:2])).walk()) as runs:
-        assert [len(run) async for run in runs] == [1]
+    cut = tier.view_of(of_fragments(view.committed, view.committed.entries[1:2]))
+    assert await all_of(await cut.open(receipts[1].entries[0])) == chunks(1, 2)
 
 
 class Counting(SqliteView):
-    def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
-        if int(self.committed.entries["ledgers"].sum()) != self.committed.ledgers:
-            raise Corrupt("ledgers", self.where, expected=self.committed.ledgers, found="another number")
-        return super().walk(offset)
+    async def open(self, entry: Entry) -> ReadHandle:
+        newest = await self.tier.load_manifest(self.committed.stream)  # type: ignore[attr-defined]
+        if (newest.version, newest.fragments) == (self.committed.version, self.committed.fragments):
+            return await super().open(entry)
+        if newest.version == self.committed.version:
+            raise Corrupt("fragments", self.where, expected=newest.fragments, found=self.committed.fragments)
+        return await super().open(entry)
 
 
 @bug(shows_cut_is_damaged)
 class CutIsDamaged(Viewing):
-    """A view counts ledgers by the entries that begin one, and a share may begin within a ledger.
+    """A view opens a fragment only if it has as many as its version has.
 
     Breaks "whole or cut to some of its fragments": a task of Spark reports damage of a sound stream.
     """
@@ -312,14 +322,14 @@ class CutIsDamaged(Viewing):
 
 async def shows_prepared_for_another(open_: Open) -> None:
     w = await writer(tier := open_())
-    attempt = await w.prepare(1)
+    attempt, _ = await w.prepare(1), await w.prepare(2)
     other = replace(attempt, ledger_id=2)
     await raises(Conflict, tier.offload(Handle(chunks(), 2), other, manifest=w.manifest, extra_metadata={}))
 
 
 @bug(shows_prepared_for_another)
 class PreparedForAnother(Ledgers):
-    """An attempt counts as prepared if its UUID runs, whatever ledger it was announced for.
+    """An attempt counts as prepared if its UUID runs and its ledger is one of those announced.
 
     Breaks "`offload` refuses an attempt that does not run in its manifest": a ledger is stored as another.
     """
@@ -327,12 +337,13 @@ class PreparedForAnother(Ledgers):
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
-        running = [
-            replace(each, ledger_id=attempt.ledger_id) if each.attempt == attempt.uid else each
-            for each in manifest.running
-        ]
-        believed = replace(manifest, running=tuple(running))
-        return await super().offload(handle, attempt, manifest=believed, extra_metadata=extra_metadata)
+        if attempt.ledger_id in {each.ledger_id for each in manifest.running}:
+            running = [
+                replace(each, ledger_id=attempt.ledger_id) if each.attempt == attempt.uid else each
+                for each in manifest.running
+            ]
+            manifest = replace(manifest, running=tuple(running))
+        return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
 
 
 class Bounded(SqliteView):

@@ -21,6 +21,7 @@ import pytest
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import Buffer
 from offload.errors import Corrupt
 from offload.model.attempt import Attempt
 from offload.streams.reader import StreamReader
@@ -109,7 +110,7 @@ class DamageClauses(OffloaderClauses):
 
 async def is_corrupt(
     openings: Sequence[Opening],
-    read: Callable[[ReadHandle], Awaitable[list[bytes]]],
+    read: Callable[[ReadHandle], Awaitable[list[Buffer]]],
     ledger: MemoryLedger,
     what: str,
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import Buffer
 from offload.model.attempt import Attempt
 from offload.model.entry import entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
@@ -25,6 +26,7 @@ from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed
 from offload_conformance.opened import KIB
+from offload_conformance.same import POSITION, assert_same
 
 Opening = Callable[[], Awaitable[ReadHandle]]
 
@@ -48,37 +50,37 @@ async def doors(client: LedgerOffloader, attempt: Attempt) -> dict[str, Sequence
     }
 
 
-async def at_once(handle: ReadHandle) -> list[bytes]:
+async def at_once(handle: ReadHandle) -> list[Buffer]:
     """Read all chunks in one call."""
-    return [bytes(await handle.read(await handle.table()))]
+    return [await handle.read(await handle.table())]
 
 
-async def one_by_one(handle: ReadHandle) -> list[bytes]:
+async def one_by_one(handle: ReadHandle) -> list[Buffer]:
     """Read each chunk in a call of its own, the last one first."""
     table = await handle.table()
-    found = [bytes(await handle.read(table[row : row + 1])) for row in range(len(table))[::-1]]
+    found = [await handle.read(table[row : row + 1]) for row in range(len(table))[::-1]]
     return found[::-1]
 
 
-async def with_hints(handle: ReadHandle) -> list[bytes]:
+async def with_hints(handle: ReadHandle) -> list[Buffer]:
     """Read the chunks in order, and say each time what is read next."""
     table = await handle.table()
-    return [bytes(await handle.read_on(table[row : row + 1], table[row + 1 :])) for row in range(len(table))]
+    return [await handle.read_on(table[row : row + 1], table[row + 1 :]) for row in range(len(table))]
 
 
-async def by_windows(handle: ReadHandle) -> list[bytes]:
+async def by_windows(handle: ReadHandle) -> list[Buffer]:
     """Read the chunks in the runs that the handle prefers."""
     table = await handle.table()
-    return [bytes(await handle.read(rows)) for rows in handle.windows(table, size_bytes=KIB)]
+    return [await handle.read(rows) for rows in handle.windows(table, size_bytes=KIB)]
 
 
-READS: Final[Mapping[str, Callable[[ReadHandle], Awaitable[list[bytes]]]]] = {
+READS: Final[Mapping[str, Callable[[ReadHandle], Awaitable[list[Buffer]]]]] = {
     "in one call": at_once,
     "one by one": one_by_one,
     "with hints": with_hints,
     "by windows": by_windows,
 }
-"""The ways to read all chunks of a handle."""
+"""The ways to read all chunks of a handle. Each keeps what was read, which must not change any more."""
 
 
 async def closed_twice(handle: ReadHandle) -> None:
@@ -118,7 +120,7 @@ async def cancelled(handle: ReadHandle) -> None:
     await asyncio.wait([reading])
 
 
-USES: Final = (unread, at_once, cancelled)
+USES: Final = (unread, with_hints, cancelled)
 """What a handle was used for before it is closed."""
 
 
@@ -130,7 +132,9 @@ class DoorClauses(OffloaderClauses):
     ) -> None:
         """However a committed attempt is opened and read, its chunks are those that were offloaded.
 
-        It may be opened as a whole, by its offsets, by a view, or by a view that is cut to one fragment.
+        It may be opened as a whole, by its offsets, by a view, or by a view that is cut to one fragment. The
+        handles have the ledger's id, and the rows of its table. What was read stays as it is, also after
+        later reads and after the handle was closed.
         """
         before = drawn_ledger(3, ledger_id=1)
         ledger = drawn_ledger(12, first_offset=before.next_offset, ledger_id=2, size_bytes_max=64 * KIB)
@@ -138,13 +142,20 @@ class DoorClauses(OffloaderClauses):
         _, attempt, _ = [run(committed(writer, each)) for each in (before, ledger, behind)]
 
         async def scenario() -> None:
+            found: dict[str, list[Buffer]] = {}
+            source = await ledger.table()
             for door, openings in (await doors(other, attempt)).items():
                 for way, read in READS.items():
-                    found = b""
+                    kept = found[f"{door}, read {way}"] = []
                     for opening in openings:
                         async with await opening() as handle:
-                            found += b"".join(await read(handle))
-                    assert found == b"".join(ledger.chunks), f"{door}, read {way}"
+                            kept += await read(handle)
+                            assert handle.ledger_id == ledger.ledger_id, door
+                            first, stop = handle.first_offset, handle.next_offset
+                            part = source[(source["offset"] >= first) & (source["offset"] < stop)]
+                            assert_same(await handle.table(), part, but=POSITION)
+            for how, kept in found.items():
+                assert b"".join(kept) == b"".join(ledger.chunks), how
 
         run(scenario())
 

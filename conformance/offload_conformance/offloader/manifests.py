@@ -38,6 +38,7 @@ from offload_conformance.offloader.base import (
     trim_of,
     trim_to,
 )
+from offload_conformance.offloader.views import walked
 from offload_conformance.opened import Open
 from offload_conformance.same import assert_same
 
@@ -75,6 +76,9 @@ class ManifestClauses(OffloaderClauses):
             )
             await self.agree(client, made, expected)
             await self.agree(reader, await reader.load_manifest("orders"), expected)
+            view = await reader.view("orders")
+            assert_same(view.committed, expected, but={"entries"})
+            assert await walked(view) == entries_of_rows(expected.entries)
             history.append(expected)
             return expected
 

@@ -343,6 +343,7 @@ class SourceClauses(OffloaderClauses):
         run(writer.append([receipt]))
 
         assert receipt.attempt == attempt
+        assert dict(receipt.dropped_sections) == {}, "no section was left out"
         assert_describes(receipt, ledger)
         manifest = run(other.load_manifest("orders"))
         table = scan(b"".join(ledger.chunks), where="expected")
