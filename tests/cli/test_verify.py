@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -24,6 +25,9 @@ from offload.upkeep.verify.stream import StreamJudge
 
 DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "not_opened", "judged_to", "damages"]
 DOCUMENT += ["unchecked", "unreferenced"]
+
+TIERS_MIN = 3 if CAMPAIGN else 1
+"""So many tiers are made beside `verify`, or more."""
 
 BESIDE_A_SYNC = (
     "its attempt runs",
@@ -242,18 +246,21 @@ def test_no_command_trusts_a_damaged_anchor_or_root(tier: Path, victim: str) -> 
 
 
 def test_verify_reports_no_damage_beside_a_running_sync(tmp_path: Path) -> None:
-    """`verify` runs repeatedly, from before the tier exists until after the sync has ended."""
+    """`verify` runs repeatedly, from before the tier exists until after the sync has ended.
+
+    It may miss a sync that ends before it is done, so syncs of new tiers run until it has seen enough of one.
+    """
     chunks = simple_chunks(6000, records=20)
     write_stream(tmp_path / "orders", chunks, segment_chunks=60)
     rounds = 0
-    for number in range(3):
+    for number in range(30):
         tier = tmp_path / f"tier{number}"
         with start("sync", f"rabbitmq://{tmp_path}/orders", tier) as process:
             while process.poll() is None:
                 ran = offload("verify", tier, "--json")
                 if ran.code != 0:
                     assert not ran.stdout, ran.text
-                    assert "is no tier" in ran.error
+                    assert re.search("is no tier|became a tier while it was verified: run again", ran.error)
                     continue
                 rounds += 1
                 unreferenced = [row["reason"] for row in ran.document["unreferenced"]]
@@ -261,7 +268,7 @@ def test_verify_reports_no_damage_beside_a_running_sync(tmp_path: Path) -> None:
             assert finish(process).code == 0
         code, document = verify(tier)
         assert (code, document["unreferenced"]) == (0, [])
-        if rounds >= 3 and not CAMPAIGN:
+        if rounds >= 3 and number >= TIERS_MIN - 1:
             break
     assert rounds >= 3  # `verify` saw the sync at work
     assert len(read(tier, "orders").lines) == 120_000
