@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 from bytecode import write_bytecode
 from campaign import CAMPAIGN, LeftOut
+from expected_failures import NoUnexpectedPass
 from hypothesis import HealthCheck, settings
 from servers import SERVERS, Running
 from servers.metadata import BY_NAME
@@ -80,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(FRESH_SEED, str(SystemRandom().randrange(10**6, 10**9)))
     config.pluginmanager.register(ClosingTable(), "servers-closing-table")
     config.pluginmanager.register(LeftOut(), "left-out")
+    config.pluginmanager.register(NoUnexpectedPass(), "no-unexpected-pass")
     if config.getoption("numprocesses", None):  # not set in the processes themselves
         write_bytecode(config)
     gc.disable()  # until all tests are collected: they only become more, and each pass would walk over all
