@@ -13,7 +13,7 @@ from command_line import bodies, offload, start, sync, verify
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 CHUNKS = [*simple_chunks(12)]
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 PROOF = ("stream", "records", "messages", "first_offset", "next_offset", "bytes", "newest")
 """The keys of `offload ls --json` that the page compares."""
 

@@ -127,9 +127,11 @@ def test_closing_while_a_read_waits_ends_it_at_once_and_blocks_nobody() -> None:
 
     async def act() -> None:
         async with long_reads(server.url) as (reads, direct):
-            for _ in range(5):  # more often than there are connections
+            for number in range(5):  # more often than there are connections
                 reading = asyncio.create_task(reads.get("key", Span(0, len(DATA) - 1, follows=1)))
-                await asyncio.sleep(0.1)
+                while len(server.heard) <= number:  # noqa: ASYNC110 - another thread hears it
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.05)  # the reply has begun
                 began = time.monotonic()
                 reads.close()
                 await direct.aclose()

@@ -55,7 +55,7 @@ class LostSource(GrowingSource):
         return []
 
 
-async def until(met: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(met: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Wait until a condition is met."""
     async with asyncio.timeout(seconds):
         while not await met():  # noqa: ASYNC110 - the store has no event to wait for

@@ -57,11 +57,16 @@ class Imitation:
             case "dropped":
                 return Answer(drop=True)
             case "silent":
-                time.sleep(0.4)
+                self.stay_silent()
                 return Answer(drop=True)
             case "throttled" | "unavailable" | "denied":
                 return self.refusal(self.fault)
         return self.reply(heard)
+
+    def stay_silent(self) -> None:
+        """Keep the thread of a request as long as the fault lasts."""
+        while self.fault == "silent":
+            time.sleep(0.01)
 
     def name_of(self, heard: Heard) -> str:
         return f"{heard.method} {heard.path}"
@@ -391,7 +396,7 @@ class GoogleKms(Imitation):
             if self.fault in codes:
                 context.abort(codes[self.fault], f"no: {TOKEN}")
             if self.fault == "silent":
-                time.sleep(0.4)
+                self.stay_silent()
             return method(asked, context)
 
         return grpc.unary_unary_rpc_method_handler(

@@ -23,6 +23,7 @@ import pytest
 from campaign import CAMPAIGN, campaign
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servers.processes import free_port
 
 from offload import LedgerPolicy, LedgerState, ManagedLedger, ManagedLedgers, Misuse, Session
 
@@ -394,9 +395,7 @@ def test_the_page_of_the_example_shows_what_happens(tmp_path: Path) -> None:
     blocks = "".join(re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     _, *parts = re.split(r"^\$ (.*)\n", blocks, flags=re.MULTILINE)
     commands, shown = parts[::2], parts[1::2]
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     script = "\necho @@@\n".join([*patient(commands), "kill $!; wait $! 2> /dev/null"])
     done = subprocess.run(
         ["bash", "-c", script.replace("python -m broker", f"python -m broker --port {port}")],

@@ -10,12 +10,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
+from random import SystemRandom
 from typing import Final
 
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
+PORTS: Final = SystemRandom()
+"""Chooses ports. Tests may seed the generator of the module `random`, which would repeat them."""
 
 
 class NotReady(Exception):
@@ -23,11 +27,26 @@ class NotReady(Exception):
 
 
 def free_port() -> int:
-    """Return a port of loopback on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of loopback on which nobody listens now.
+
+    The server listens there only later. So the port is none that the system could give to a client meanwhile:
+    those of thousands of requests come from the range of Linux' `ip_local_port_range`.
+    """
+    for _ in range(1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", PORTS.randrange(10_240, _first_of_clients())))
+            port: int = probe.getsockname()[1]
+            return port
+    raise NotReady("no port of loopback is free")
+
+
+@lru_cache(1)
+def _first_of_clients() -> int:
+    """Return the first port that the system chooses for clients."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except FileNotFoundError:  # not on Linux: the range that IANA gives to clients
+        return 49_152
 
 
 @contextmanager

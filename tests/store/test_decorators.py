@@ -442,7 +442,7 @@ class TestLimitedStore(Asynchronous):
 
         async def scenario() -> None:
             async for row in limited.list(""):
-                assert await asyncio.wait_for(limited.get(row.key), 10) == b""
+                assert await asyncio.wait_for(limited.get(row.key), 60) == b""
 
         run(scenario())
 

@@ -109,7 +109,7 @@ class SharedReads(RuleBasedStateMachine):
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(60):
                 return await coroutine
 
         return self.loop.run_until_complete(bounded())

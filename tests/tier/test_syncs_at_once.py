@@ -19,7 +19,7 @@ from offload.store.probe import PROBE
 from offload.streams.sync import STREAMS_AT_ONCE
 
 NAMES = [f"stream-{number:02}" for number in range(3 * STREAMS_AT_ONCE)]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """A sync that waits for what cannot happen fails after this time."""
 
 
