@@ -131,10 +131,10 @@ class Reading:
 
     def _may_contradict(self, end: int) -> bool:
         """Return whether a record of the tier before `end` may be another one than that of the log."""
-        sides = self.priority.sides
-        if sides[0] is ReadSide.TIER:
-            return ReadSide.LOCAL in sides and end > self.log.first_offset
-        return end > self.log.next_offset
+        # Also if the log is preferred: `TieredReader` leaves a source alone that ends before the tier with
+        # another history, because it may be a replica that lags. The log of an owner is none.
+        is_local = ReadSide.LOCAL in self.priority.sides
+        return end > (self.log.first_offset if is_local else self.log.next_offset)
 
     async def _in_log(self, start: Start) -> int | None:
         """Return the offset at which a read of the log alone begins. None: the tier must be asked."""

@@ -123,6 +123,9 @@ class TierCopy:
     tier: LedgerOffloader
     env: Env
     emit: Callable[[Event], None]
+    manifest: Manifest | None = None
+    """The newest manifest that is known. None if the tier does not have the stream. It may not be compared:
+    an append looks at the tier while a copy runs. So the copier has a manifest of its own, which is."""
     committed_ms: list[tuple[int, int]] = field(default_factory=list)
     is_known: bool = False
     """Whether the tier was asked for its newest manifest."""
@@ -140,11 +143,6 @@ class TierCopy:
     def __post_init__(self) -> None:
         self.since_seconds = self.env.monotonic()
         self._copier = self._fresh_copier()
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The newest manifest that is known. None if the tier does not have the stream."""
-        return self._copier.manifest
 
     @property
     def end(self) -> int:
@@ -202,7 +200,7 @@ class TierCopy:
             return await self._look(may_lead=may_lead)
 
     async def _look(self, *, may_lead: bool = False) -> Manifest | None:
-        known, writer = self._copier.manifest, self._copier.writer
+        known, writer, ends = self.manifest, self._copier.writer, self.committed_ms[-1:]
         try:
             manifest: Manifest | None = await self.tier.load_manifest(self.log.name)
         except BeingRebuilt:
@@ -219,9 +217,7 @@ class TierCopy:
             incarnation = str(known.incarnation) if known is not None else self._had and self._had.incarnation
             if incarnation is not None and incarnation != str(manifest.incarnation):
                 raise _lost(self.log.name, "it was deleted and begun again")
-            end = max(
-                [0 if known is None else known.next_offset, *(end for end, _ in self.committed_ms[-1:])]
-            )
+            end = max([0 if known is None else known.next_offset, *(end for end, _ in ends)])
             if manifest.next_offset < end:
                 raise _lost(self.log.name, f"it ends at offset {manifest.next_offset} now, not at {end}")
             self._refuse_successor(manifest, writer)
@@ -233,9 +229,15 @@ class TierCopy:
                     "process, or restore the log, or delete it, and it begins where the tier ends",
                     kind=Divergence.BEHIND,
                 )
-        self._copier.manifest, self.is_known = manifest, True
+        self.is_known = True
+        self._know(manifest)
         await self._note_end()
         return manifest
+
+    def _know(self, manifest: Manifest | None) -> None:
+        """Take a manifest that was loaded or committed, unless a newer one is known by now."""
+        if _version(manifest) >= _version(self.manifest):
+            self.manifest = manifest
 
     async def agree(self) -> bool:
         """Look, and compare the log with what is committed, unless that was done up to this end.
@@ -260,6 +262,10 @@ class TierCopy:
 
         Returns the manifest that was compared: a newer one, if objects of this one were replaced and swept.
         """
+        if snapshot.next_offset < manifest.next_offset <= self.log.committed_offset:
+            # The log has grown since, and a job was faster to append what is new. Others find that too.
+            async with await self.source.snapshot(manifest) as newer:
+                return await self._check(manifest, newer)
         await check_part(self.tier, self._copier.part, manifest, snapshot)
         had = self._had
         is_known = had is not None and had.incarnation == str(manifest.incarnation)
@@ -295,22 +301,27 @@ class TierCopy:
         began, size = self.env.monotonic(), self._copier.uploaded_size_bytes
         try:
             with span("offload", stream=self.log.name, until=until):
+                await self._meet_own()
                 async with await self.source.snapshot(self._copier.manifest) as snapshot:
-                    await self._compare(snapshot)
+                    if self._copier.writer is not None:
+                        await self._copier.compare(snapshot)
                     before = self._copier.start(snapshot)
                     await self._copier.copy(snapshot, until)
         except BaseException:
             # A commit may have been accepted although it failed here, or although this task was cancelled.
-            known, writer, self._copier = self._copier.manifest, self._copier.writer, self._fresh_copier()
-            self._copier.manifest = known
+            writer, self._copier = self._copier.writer, self._fresh_copier()
             with suppress(OffloadError):  # the one that stopped the copy says more
-                await self._note_end()
-                if known is not None and writer is not None:
-                    await self._note_had(known, writer.reached)
+                if writer is not None:
+                    self._know(writer.manifest)
+                    await self._note_end()
+                    await self._note_had(writer.manifest, writer.reached)
             raise
         finally:
             self.since_seconds = self.env.monotonic()
-        end = self.manifest.next_offset if self.manifest is not None else until
+        copied = self._copier.manifest
+        end = until if copied is None else copied.next_offset
+        if copied is not None:
+            self._know(copied)
         if before < end:
             self.emit(
                 LedgersOffloaded(
@@ -322,9 +333,9 @@ class TierCopy:
                 )
             )
         await self._note_end()
-        if self.manifest is not None and before < end:
-            self._compared = _Compared(_end_of(self.manifest), is_copy=True)
-            await self._note_had(self.manifest, end)
+        if copied is not None and before < end:
+            self._compared = _Compared(_end_of(copied), is_copy=True)
+            await self._note_had(copied, end)
 
     async def confirm(self, ledger: LocalLedger) -> None:
         """Make sure that the tier has all of a ledger, as it is in the log, or had what was trimmed of it.
@@ -419,7 +430,7 @@ class TierCopy:
             seen=self.manifest,
             env=self.env,
         )
-        self._copier.manifest = report.manifest
+        self._know(report.manifest)
 
     async def release(self) -> None:
         """Stop being the writer. The next offload claims the stream again."""
@@ -447,17 +458,19 @@ class TierCopy:
                 epoch=manifest.epoch,
             )
 
-    async def _compare(self, snapshot: Snapshot) -> None:
-        """Raise `Diverged` unless the log continues what is committed."""
+    async def _meet_own(self) -> None:
+        """Raise `Diverged` unless the log continues what is committed. Costs no request for a kept writer.
+
+        Before the snapshot that is copied is taken: a job may append what the log gets meanwhile.
+        """
         writer = self._copier.writer
+        # Not by the copier, which begins a stream that is gone again. Here that is a loss to report.
+        manifest = await self.look() if writer is None else self.manifest
+        await self._agree(manifest)
         if writer is None:
-            # Not by the copier, which begins a stream that is gone again. Here that is a loss to report.
-            await self._agree(await self.look())
-            return
-        await self._agree(self.manifest)
-        if self.manifest is not None and self.manifest.next_offset != writer.reached:
-            self._copier.go_on_behind(self.manifest)
-        await self._copier.compare(snapshot)
+            self._copier.manifest = manifest
+        elif manifest is not None and manifest.next_offset != writer.reached:
+            self._copier.go_on_behind(manifest)
 
     def _fresh_copier(self) -> StreamCopier:
         return StreamCopier(

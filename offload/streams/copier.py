@@ -171,7 +171,7 @@ class StreamCopier:
             first_offset=snapshot.first_offset,
             source_epoch=snapshot.epoch,
             expected_version=self.expected_version,
-            agree=agreement(self.offloader, self.stream, snapshot),
+            agree=agreement(self.offloader, self.stream, snapshot, check=self.check),
             env=self.env,
         )
         # Between the first comparison and the claim a rival may have begun the stream or appended to it, and

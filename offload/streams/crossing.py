@@ -139,12 +139,14 @@ class Crossing:
         while True:
             await self._carry_over()
             extents = await self._extents()
-            step = next_step(extents, self.place.offset)
+            found = step = next_step(extents, self.place.offset)
             if isinstance(step, SkipTo):
                 step = self._up_to_held_back(step)
             if self._is_doubtful(step):
                 self._confirmed = self.place
                 await self._look_again(step)
+            elif isinstance(found, SkipTo) and await self._has_come(found, extents):
+                self._confirmed = None
             elif isinstance(step, Read) and step.side is ReadSide.LOCAL and not self.local.is_open:
                 await self.local.look(self._delivered, anew=True)
             else:
@@ -211,6 +213,21 @@ class Crossing:
             self._is_tier_stale = False
         if self._reads_source:
             await self.local.look(self._delivered, anew=True)
+
+    async def _has_come(self, step: SkipTo, extents: list[tuple[ReadSide, Extent]]) -> bool:
+        """Return whether the tier has got what the step leaves out, since the source was looked at.
+
+        A broker may delete its files right after a copy, between the looks at the tier and at the source.
+        What the source has lost never comes back, so a look at the tier behind that one is enough.
+        """
+        if ReadSide.TIER not in self.sides or not self._reads_source:
+            return False
+        await self.tier.refresh()
+        if not self._is_newest:
+            return True
+        on_tier = self.tier.extent(self.place.part)
+        newest = [(side, on_tier if side is ReadSide.TIER else extent) for side, extent in extents]
+        return next_step(newest, self.place.offset) != step
 
     def _refuse(self, step: SkipTo | None, failed: list[OffloadError]) -> None:
         """Raise the error because of which no side has this offset, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -47,11 +48,19 @@ async def newest(offloader: LedgerOffloader, stream: str) -> Manifest | None:
         return None
 
 
-def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Agree:
+def agreement(
+    offloader: LedgerOffloader,
+    stream: str,
+    snapshot: Snapshot,
+    *,
+    check: Callable[[Manifest, Snapshot], Awaitable[object]] | None = None,
+) -> Agree:
     """Return the function that decides whether the source still has what an earlier writer left.
 
-    Its first call compares the histories once more, and may raise `Diverged`.
+    Its first call compares the histories once more, and may raise `Diverged`: by `check`, or by the last
+    chunk alone.
     """
+    compare = check or partial(check_same_history, offloader)
     # The sync compared the histories before the claim. A job may have appended since, from another log, and
     # the leftovers continue the job's data. One comparison is enough: nobody else appends after the claim but
     # jobs, and the resolution is refused if one of them does.
@@ -61,7 +70,7 @@ def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Ag
         nonlocal is_compared
         manifest = None if is_compared else await newest(offloader, stream)
         if manifest is not None:
-            await check_same_history(offloader, manifest, snapshot)
+            await compare(manifest, snapshot)
         is_compared = True
         return await source_agrees(snapshot, leftover)
 

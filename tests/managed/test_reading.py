@@ -284,3 +284,30 @@ def test_a_comparison_that_the_first_append_could_not_make_is_made_by_the_next_s
             await ledger.append([b"more"])
 
     run(scenario)
+
+
+def test_a_read_of_a_log_that_ends_before_a_rivals_delivers_nothing_of_the_rival() -> None:
+    """The log is preferred, and known to differ. So the tier is read, which has other records, and more."""
+
+    async def scenario(world: World) -> None:
+        owner = await world.open(MANUAL)
+        rival = await World(clock=world.clock, store=world.store).open(MANUAL)
+        for ledger, bodies_ in ((owner, [b"owner"] * 4), (rival, [b"rival"] * 5)):
+            for body in bodies_:
+                await ledger.append([body])
+            await ledger.roll()
+        await rival.offload_prefix(5)
+        with pytest.raises(Diverged):
+            await owner.offload_prefix(4)
+        found: list[bytes] = []
+
+        async def read() -> None:
+            async for batch in owner.read(0):
+                found.extend(batch.bodies)
+
+        with pytest.raises(Diverged):
+            await read()
+
+        assert found == []
+
+    run(scenario)

@@ -12,6 +12,7 @@ from offload.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
+from offload.streams.copier import StreamCopier
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)
@@ -506,5 +507,34 @@ def test_an_append_goes_on_while_the_tier_is_away_and_the_comparison_is_made_lat
         with pytest.raises(Diverged):
             await ledger.append([b"more"])
         assert b"in doubt" in local_bodies(older)
+
+    run(scenario)
+
+
+def test_a_look_beside_a_copy_does_not_move_the_copy_behind_what_a_rival_offloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first append looks at the tier while a step has compared it, and is about to claim the stream."""
+
+    async def scenario(world: World) -> None:
+        first = await world.open()
+        await fill(first, 10, 0)
+        await first.offload_prefix(10)
+        await first.close()
+        _, winner, loser = await pair(world)
+        added = await records_of(winner, 1, "winner-")
+        await records_of(loser, 2, "loser-")
+
+        async def meanwhile(*args: object) -> None:
+            monkeypatch.undo()
+            await winner.offload_prefix(11)
+            await loser._copy.look()
+
+        monkeypatch.setattr(StreamCopier, "_check_first_chunk", meanwhile)
+
+        with pytest.raises(Diverged):
+            await loser.offload_prefix(12)
+
+        assert (await on_tier(world))[10:] == added
 
     run(scenario)

@@ -16,7 +16,7 @@ from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import Sweeper
-from simulation import accident, locksmith, owners, people
+from simulation import accident, guests, locksmith, owners, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, Process, World, after
 
@@ -46,6 +46,7 @@ async def _live(world: World) -> None:
         ("rotator", weather.rotators, locksmith.rotate_often),
         ("shredder", weather.shredders, locksmith.shred_sometimes),
         *((f"owner{number}", 1, owners.own) for number in range(weather.owners)),
+        ("guest", weather.guests, guests.contribute),
     ):
         world.roles[role] = ceil(count), person
     world.go_on()

@@ -15,12 +15,12 @@ from offload.managed import work
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import Situation
-from offload.managed.tier_copy import TierCopy
+from offload.managed.tier_copy import TierCopy, _Compared
 from offload.managed.work import LedgerWork
 from offload.model.manifest import Manifest
 
 _OFFLOAD, _SITUATION, _REMOVABLE = TierCopy.offload, LedgerWork.situation, work.removable_offset
-_TRIM_TARGET = TierCopy.trim_target
+_TRIM_TARGET, _AGREE = TierCopy.trim_target, TierCopy._agree
 
 
 async def _nothing(*args: Any, **options: Any) -> None:
@@ -68,6 +68,14 @@ async def _epochs_begin_again(self: TierCopy) -> None:
     manifest = await self.look(may_lead=True)
     if manifest is not None and manifest.next_offset > self.log.next_offset:
         await self.log.begin(manifest.next_offset)
+
+
+async def _the_fence_is_a_proof(self: TierCopy, manifest: Manifest | None) -> bool:
+    if manifest is None or self._copier.writer is None:
+        return await _AGREE(self, manifest)
+    self._compared = _Compared((manifest.incarnation, manifest.next_offset), is_copy=True)
+    await self._note_had(manifest, manifest.next_offset)
+    return True
 
 
 OWNER_BUGS: Final[dict[str, Mutant]] = {
@@ -118,18 +126,24 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
         "a copy of what was trimmed goes only if the tier is known to have had it",
         set_to((TierCopy, "_check_had", _ignore)),
     ),
+    "owner: the fence is a proof": Mutant(
+        "-",
+        "what a job appended beside an owner is compared before it is believed",
+        set_to((TierCopy, "_agree", _the_fence_is_a_proof)),
+    ),
 }
 
 OWNER_FOUND_AT: Final[dict[str, int]] = {
     "owner: copies go by a root that was not accepted": 0,
-    "owner: copies go by a rival's end": 16,
-    "owner: fenced is ignored": 4,
+    "owner: copies go by a rival's end": 27,
+    "owner: fenced is ignored": 5,
     "owner: the deletion lag is ignored": 0,
-    "owner: retention passes cursors": 2,
+    "owner: retention passes cursors": 39,
     "owner: a fork is offloaded": 0,
-    "owner: the tier is not asked": 0,
+    "owner: the tier is not asked": 10,
     "owner: a new disk begins at 0": 0,
     "owner: epochs begin again": 0,
-    "owner: what was trimmed needs no proof": 2261,
+    "owner: what was trimmed needs no proof": 27,
+    "owner: the fence is a proof": 336,
 }
 """The seed that finds each bug."""

@@ -5,11 +5,13 @@ appends, rolls, offloads, acknowledges, reads, closes, deletes and crashes, whil
 Each call of its log is a turn, so a broker may also die between two of them. A broker that lost is begun
 again, on the same disk, a new one, or a copy.
 
+Guests append to the stream by jobs (`guests`). They need no claim, and compare nothing with any log.
+
 These invariants hold beside those of the judge:
 
-    an offset of an incarnation has one chunk, which a log had behind the chunk before it
+    an offset of an incarnation has one chunk. An owner appends only what a log had behind the chunk before it
     a local copy is deleted only if the tier's history has had all of it, after the deletion lag
-    a read has each offset once, in order, with the record of this disk or of the tier
+    a read has each offset once, in order, with the record of this disk, or else of the tier
     a read reaches the end that was acknowledged before it, and leaves out only what was trimmed
     a broker is fenced only after another one claimed the stream, or somebody deleted it, and then for good
     a log that agrees with the tier is never called diverged
@@ -47,6 +49,7 @@ from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.manifest import Manifest
+from offload.streams.choice import ReadPriority
 from offload.streams.job import Job
 from simulation.broker import Broker
 
@@ -97,6 +100,14 @@ class OwnedBroker(Broker):
     since: dict[bytes, float] = field(default_factory=dict)
     """The time at which each chunk was committed first."""
     now: Callable[[], float] = lambda: 0.0
+    jobs: set[bytes] = field(default_factory=set)
+    """The jobs of guests. What they append need not continue any log."""
+
+    def contributed(self, offset: int, chunk: bytes) -> None:
+        """Record that a guest is about to append a chunk, perhaps one that no log has."""
+        if chunk not in self.at.setdefault(offset, []):
+            self.at[offset].append(chunk)
+        self.behind.setdefault(chunk, set())
 
     def appended(self, disk: Disk, offset: int, chunk: bytes) -> None:
         """Record that a log appended a chunk."""
@@ -112,13 +123,15 @@ class OwnedBroker(Broker):
         at, offset, life = 0, first_offset, self.lives.setdefault(root.incarnation, Life())
         while offset < next_offset:
             found = next((each for each in self.at.get(offset, ()) if data.startswith(each, at)), None)
-            if found is None or life.chunks.setdefault(offset, found) != found:
+            if found is None or life.chunks.get(offset, found) != found:
                 return False
-            before = life.ending_at.get(offset)
-            if before is not None and not self.behind[found] & {None, before}:
-                if offset > root.first_offset:
+            before, is_new = life.ending_at.get(offset), offset not in life.chunks
+            if is_new and before is not None and not self.behind[found] & {None, before}:
+                if offset <= root.first_offset:
+                    life.breaks.add(offset)  # everything before it was trimmed, so nothing could be compared
+                elif root.committer not in self.jobs:
                     return False
-                life.breaks.add(offset)  # everything before it was trimmed, so nothing could be compared
+            life.chunks[offset] = found
             bodies = messages(found, where="a log")
             life.records.update(enumerate(bodies, offset))
             self.since.setdefault(found, self.now())
@@ -332,6 +345,7 @@ class Owner:
             deletion_lag_seconds=self.random.choice((None, 0.0, 0.0, 4.0, 15.0)),
             # If nothing is offloaded, retention deletes the only copy, as it should.
             retention_seconds=None if offload_size_bytes is None else retention_seconds,
+            read_priority=self.random.choice((ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST)),
         )
 
     def _emit(self, event: Event) -> None:
@@ -379,6 +393,8 @@ class Owner:
                 for body in batch.bodies:
                     known = {each.get(at) for each in (disk.records, *lives)}
                     assert body in known, f"a read of offset {at} returned {body!r}, not one of {known}"
+                    ours = disk.records.get(at, body) if lives_of(self.world) == 1 else body
+                    assert body == ours, f"a read of offset {at} returned {body!r}, and the log had {ours!r}"
                     at += 1
         return at
 
@@ -478,13 +494,16 @@ def check_fence(process: Process, error: Fenced, *, since: int) -> None:
         assert root.writer not in mine, f"nobody claimed the stream from {process.name}: {error}"
 
 
-def agrees(world: World, disk: Disk) -> bool:
-    """Return True if this log has the history of the tier, as far as both go, and reaches its end."""
+def agrees(world: World, disk: Disk, *, always: bool = False) -> bool:
+    """Return True if this log has the history of the tier, as far as both go, and reaches its end.
+
+    `always`: also before a break, of which the tier shows nothing any more.
+    """
     root, broker = world.judge.root, broker_of(world)
     if root is None or root.state != LIVE:
         return True
     life = broker.lives.get(root.incarnation, Life())
-    begin = max(next(iter(disk.chunks), disk.next_offset), *life.breaks, 0)
+    begin = max(next(iter(disk.chunks), disk.next_offset), *(() if always else life.breaks), 0)
     both = all(disk.chunks.get(at) == chunk for at, chunk in life.chunks.items() if at >= begin)
     return both and root.next_offset <= disk.next_offset
 
@@ -502,7 +521,8 @@ def is_in_doubt(world: World, disk: Disk, error: OffloadError | None) -> bool:
 def check_divergence(world: World, disk: Disk, error: Diverged) -> None:
     """Fail if the log has the history of the tier, and has no copy of what may never have been there."""
     if lives_of(world) == 1 and not is_in_doubt(world, disk, error):
-        assert not agrees(world, disk), f"a log that agrees with the tier is refused: {error}"
+        # A step may have compared before the break.
+        assert not agrees(world, disk, always=True), f"a log that agrees with the tier is refused: {error}"
 
 
 # The end of a history.

@@ -16,7 +16,7 @@ from simulation.owner_mutants import OWNER_BUGS, OWNER_FOUND_AT
 from simulation.world import Broken, Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
-SEEDS = (10, 12, 14, 53)
+SEEDS = (12, 22, 31, 37, 68)
 """With these, everything in `EXPECTED` happens."""
 
 MORE_SEEDS = 20
@@ -25,7 +25,7 @@ MORE_SEEDS = 20
 EXPECTED = {
     *("appends", "offloads of a prefix", "reads", "openings", "deleted local copies"),
     *("fenced owners", "diverged owners", "losers that begin again"),
-    *("trims by an owner", "restored disks", "deletions by an owner", "sweeps"),
+    *("trims by an owner", "restored disks", "deletions by an owner", "sweeps", "appends by guests"),
     *("refused", "late requests", "lost replies", "landings", "stalls", "crashes"),
 }
 """The troubles and actions that the fixed seeds must contain."""
@@ -40,7 +40,7 @@ def test_two_owners_keep_one_history_and_every_record_that_the_tier_lacks() -> N
     assert {what for what in EXPECTED if not figures.counts[what]} == set()
 
 
-@campaign("`make test` runs 4 fixed histories of two owners")
+@campaign("`make test` runs 5 fixed histories of two owners")
 @pytest.mark.parametrize("part", range(MORE_SEEDS))
 def test_two_owners_keep_one_history_in_fresh_histories(part: int) -> None:
     """A failure names its seed: `python -m simulation --owners --seed N --trace` repeats it."""

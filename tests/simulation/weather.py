@@ -95,7 +95,9 @@ class Weather:
     rotators: int = 0
     shredders: int = 0
     owners: int = 0
-    """The number of managed ledgers of the stream. If there are some, nobody else appends to it."""
+    """The number of managed ledgers of the stream. If there are some, only guests append beside them."""
+    guests: int = 0
+    """The number of processes that append to the stream of owners by jobs."""
 
     @classmethod
     def of(cls, random: Random) -> Weather:
@@ -222,13 +224,19 @@ class Weather:
         )
 
     def with_owners(self, random: Random) -> Self:
-        """Return this weather for two managed ledgers, which are the only writers. No root is lost."""
+        """Return this weather for two managed ledgers, which are the only writers, and perhaps for guests.
+
+        No root is lost.
+        """
+        guests = random.choice((0, 0, 1, 2))
         owned = replace(
             self,
             steps=random.choice((200, 400, 700)),
             owners=2,
+            guests=guests,
             sweepers=random.choice((0, 1, 1)),
-            trimmers=random.choice((0, 0, 0, 1)),
+            # What a guest appended in the place of a log's records is the most dangerous when it is trimmed.
+            trimmers=random.choice((1, 2)) if guests else random.choice((0, 0, 0, 1)),
             compactors=random.choice((0, 0, 0, 1)),
             deletes=random.random() < 0.15,
             loses_roots=0.0,

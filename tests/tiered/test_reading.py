@@ -218,6 +218,32 @@ class TestHandOvers:
 
         run(scenario, priority)
 
+    @pytest.mark.parametrize("look", range(1, 6))
+    def test_what_was_copied_and_deleted_between_the_looks_at_both_sides_is_not_skipped(
+        self, look: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The tier was looked at before the copy, and the disk after the deletion."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            await world.open()
+            await world.read(2)
+            whole, looks = world.disk.snapshot, count(1)
+
+            async def snapshot(since: Manifest | None = None) -> Snapshot:
+                if next(looks) == look:
+                    await world.copy()
+                    for _ in range(3):
+                        world.disk.retain()
+                return await whole(since)
+
+            monkeypatch.setattr(world.disk, "snapshot", snapshot)
+            await world.read(1000)
+            assert world.skipped == []
+            assert world.place == 40
+
+        run(scenario, TIER_FIRST)
+
     @BOTH
     @pytest.mark.parametrize("snapshots", [1, TRIES])
     def test_files_that_go_away_while_they_are_compared_do_not_end_a_read(
