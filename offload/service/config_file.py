@@ -37,6 +37,9 @@ HIDDEN_NAMES: Final = ("broker_password",)
 OF_BROKER: Final = "broker"
 """The first word of the keys outside of these tables that may have their values elsewhere."""
 
+UTF_8: Final = "utf-8-sig"
+"""Passes over a byte order mark, which editors of Windows put first. In a password it would be invisible."""
+
 _KeyPath: TypeAlias = tuple[str, ...]
 _Place: TypeAlias = Callable[[_KeyPath], tuple[int, str]]
 """Returns the line of a value, and the text that names it."""
@@ -48,7 +51,7 @@ def load_config(path: Path, environ: Mapping[str, str]) -> tuple[RunConfig, list
     Raises `Misuse`, whose text has the file and the line of each mistake.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding=UTF_8)
         document = tomllib.loads(text)
     except OSError as error:
         raise Misuse(f"{path}: cannot read this configuration: {error.strerror}") from error
@@ -195,7 +198,7 @@ def _resolved(
 
 def _content(path: Path, where: str) -> str:
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
+        return path.read_text(encoding=UTF_8).removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error.reason
         raise Misuse(f"{where}: cannot read {path}: {why}") from None

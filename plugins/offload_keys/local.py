@@ -19,6 +19,7 @@ import os
 import shlex
 import stat
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -216,4 +217,4 @@ def _private(path: Path) -> bytes:
         text = file.read(FILE_SIZE_BYTES_MAX + 1)
     if len(text) > FILE_SIZE_BYTES_MAX:
         raise Denied(f"{path}: a file of keys has at most {FILE_SIZE_BYTES_MAX} bytes")
-    return text
+    return text.removeprefix(BOM_UTF8)  # editors of Windows put it first

@@ -461,7 +461,7 @@ def test_a_copy_cannot_be_encrypted_and_decrypted_at_once(tier: Path, tmp_path: 
 def test_the_key_files_of_others_are_refused_in_one_line(tier: Path, tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     folder.mkdir(mode=0o700)
-    (folder / LABEL).write_text(MASTER)
+    (folder / LABEL).write_bytes(b"\xef\xbb\xbf" + MASTER.encode())  # an editor of Windows saved it
     (folder / LABEL).chmod(0o600)
     assert read(tier, "--keys", f"keyfile:{folder}") == BODIES
 

@@ -123,6 +123,16 @@ def test_secrets_come_from_files_beside_the_configuration_or_the_environment(tmp
     assert config.options == {"token": "from a file", "secret": "from there", "plain": 1}
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xef\xbb\xbfhush\r\n")
+    path = written(tmp_path, '[options]\ntoken_file = "token"')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+
+    config, warnings = load_config(path, {})
+
+    assert (config.options, warnings) == ({"token": "hush"}, [])
+
+
 def test_a_secret_in_a_file_that_all_can_read_is_a_warning_without_the_secret(tmp_path: Path) -> None:
     text = '[options]\n"commit.secret" = "hush"\nregion = "eu"\ntoken_file = "run.toml"'
 
