@@ -53,7 +53,7 @@ from offload.formats.segment import SEGMENT_HEADER
 from offload.local.appended import AppendCall, chunks_of
 from offload.local.disk import Disk
 from offload.local.files import explained, shown_path
-from offload.local.log_lock import LOCK_NAME, LogLock
+from offload.local.log_lock import LOCK_NAME, LogLock, Present
 from offload.local.memory_log import check_begin, check_deletion
 from offload.local.notes import load_note, note_files, save_note
 from offload.local.open_pair import TIME_MS_MIN, OpenPair, PairEnd, create_pair, remove_pair
@@ -398,7 +398,7 @@ class FolderLog(LedgerLog):
                     if syncs and pair.synced != pair.end and pair.broken is None:
                         # An error breaks the log, and is raised by every later append.
                         with suppress(OffloadError):
-                            await _to_the_end(pair.sync)
+                            await _to_the_end(self._sync)
                     if quiet_seconds >= IDLE_SECONDS:
                         pair.close()
                         return
@@ -443,7 +443,23 @@ class FolderLog(LedgerLog):
             pair = self._ledgers[1]
         first = pair.end.next_offset
         pair.write(chunks, sync=self._durability is Durability.ALWAYS)
+        self._note()
         return first
+
+    def _sync(self) -> None:
+        self._ledgers[1].sync()
+        self._note()
+
+    def _present(self, *, first: int = 0) -> Present:
+        """Return what must be there at the next opening, which needs nothing below `first`."""
+        # A deletion that failed keeps its ledger, perhaps without a file: what was noted never falls.
+        noted = self._lock.present.first if self._lock.present else 0
+        return Present(first=max(first, noted, self.first_offset), synced=self._ledgers[1].synced.next_offset)
+
+    def _note(self) -> None:
+        """Note what is synced. An older note is right too, so a failure is none of the append's."""
+        with suppress(OffloadError):
+            self._lock.note(self._present())
 
     def _roll(self, now_ms: int) -> LocalLedger | None:
         sealed, pair = self._ledgers
@@ -460,10 +476,13 @@ class FolderLog(LedgerLog):
             OpenPair(new, following, epoch=self._epoch, timestamp_ms=pair.timestamp_ms, disk=self._disk),
         )
         pair.close()
+        self._note()
         return ledger
 
     def _delete_oldest(self) -> None:
         sealed, pair = self._ledgers
+        # Before the first file goes: later, a file alone is damage.
+        self._lock.settle(self._present(first=sealed[0].next_offset))
         remove_pair(Pair(self._folder, sealed[0].first_offset), disk=self._disk)
         self._ledgers = sealed[1:], pair
 
@@ -472,7 +491,7 @@ class FolderLog(LedgerLog):
         old.check()
         check_begin(self.ledgers, offset, where=self.where)
         if epoch > self._epoch and self._raises_epoch:
-            self._lock.save(epoch=epoch)  # before any chunk has it
+            self._lock.save(epoch=epoch, present=self._present())  # before any chunk has it
             self._epoch = old.epoch = epoch
         if offset == old.pair.offset:
             return
@@ -488,6 +507,7 @@ class FolderLog(LedgerLog):
         self._ledgers = (), pair
         old.close()
         remove_pair(old.pair, disk=self._disk, is_empty=True)
+        self._note()
 
     def _create(self, new: Pair, old: OpenPair) -> None:
         """Create a pair behind another one, or leave none. If neither works, the log is broken."""
@@ -500,13 +520,17 @@ class FolderLog(LedgerLog):
             raise
 
     def _close(self) -> None:
+        """Sync under every policy: damage of a log that was closed is told at its next opening."""
         pair = self._ledgers[1]
-        if self._durability is Durability.INTERVAL and pair.broken is None and not self._is_destroying:
+        if pair.broken is None and not self._is_destroying:
             pair.sync()
+            self._lock.settle(self._present())
 
     def _destroy(self) -> None:
         sealed, pair = self._ledgers
         pair.close()
+        # From here on nothing must be there.
+        self._lock.save(epoch=self._epoch, present=None)
         for ledger in sealed:
             remove_pair(Pair(self._folder, ledger.first_offset), disk=self._disk)
         remove_pair(pair.pair, disk=self._disk)
@@ -534,7 +558,7 @@ def _opened(
         for path in note_files(folder, unfinished=True):
             with explained("delete", path):
                 disk.remove(path)
-        found = repair(folder, stream=name, disk=disk)
+        found = repair(folder, stream=name, disk=disk, present=lock.present)
         newest = max(found.epoch, lock.state.epoch)
         if epoch is not None and epoch < newest:
             raise Fenced(
@@ -542,7 +566,9 @@ def _opened(
             )
         if newest >= EPOCH_MAX:
             raise Corrupt("leader epoch", shown_path(folder), expected=f"below {EPOCH_MAX}", found=newest)
-        lock.save(epoch=newest + 1 if epoch is None else epoch)
+        first = found.sealed[0].pair.offset if found.sealed else found.pair.offset
+        present = Present(first=first, synced=found.end.next_offset)
+        lock.save(epoch=newest + 1 if epoch is None else epoch, present=present)
         sealed = tuple(_sealed_facts(each) for each in found.sealed)
     except BaseException:
         lock.release()

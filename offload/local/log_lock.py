@@ -1,6 +1,7 @@
 """The lock of a log's folder, and what a log must still know after all of its chunks were lost.
 
-    writer.lock    {"pid": 4711, "epoch": 7}, padded to 128 bytes
+    writer.lock    {"pid": 4711, "epoch": 7}                             padded to 128 bytes
+                   {"first": 6250, "synced": 9000, "checksum": 123}      padded to 128 bytes
 
 The lock is `flock` on the open file, so the kernel frees it when the process ends, however it ends. The file
 stays: an empty one locks nobody out.
@@ -8,6 +9,14 @@ stays: an empty one locks nobody out.
 `epoch` is the leader epoch of the last writer. It is durable before that writer writes a chunk. If a power
 cut takes all of its chunks, the next writer still gets a newer epoch, and rewritten offsets can be told
 apart.
+
+The offsets from `first` up to `synced` must be there: they were synced, and no call deleted them. `synced` is
+written after the sync of the files. So it is right whenever it reaches the disk, and needs no sync of its own
+while the log takes appends: a killed process leaves the newest one, and a power cut perhaps an older one. It
+is durable when the log was opened or closed. `first` is durable before a ledger is deleted.
+
+Logs of older versions have no second line. Then nothing is known. Older versions ignore the line and keep it.
+A person who accepts a loss cuts it off: `truncate -s 128 writer.lock`.
 
 Invariant: the file is changed in place by one write within one sector, which a disk writes whole or not.
 """
@@ -23,10 +32,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from offload.errors import Conflict, Corrupt
+from offload.formats.checksums import crc32
 from offload.local.disk import Disk
 from offload.local.files import explained, read_at, shown_path
 
-__all__ = ["LOCK_NAME", "LogLock"]
+__all__ = ["LOCK_NAME", "LogLock", "Present"]
 
 
 LOCK_NAME: Final = "writer.lock"
@@ -42,14 +52,26 @@ class LockState:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """The offsets from `first` up to `synced` were synced, and no call deleted them."""
+
+    first: int
+    synced: int
+
+
 class LogLock:
     """The lock, held. Every method blocks."""
 
-    __slots__ = ("__weakref__", "_descriptor", "_disk", "_path", "state")
+    __slots__ = ("__weakref__", "_descriptor", "_disk", "_durable", "_path", "present", "state")
 
-    def __init__(self, path: Path, descriptor: int, state: LockState, disk: Disk) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, state: LockState, present: Present | None, disk: Disk
+    ) -> None:
         self._path, self._descriptor, self._disk = path, descriptor, disk
-        self.state = state
+        self.state, self.present = state, present
+        # What a process that was killed noted may not be on the disk.
+        self._durable: Present | None = None
         _HELD.add(self)
 
     @classmethod
@@ -65,22 +87,33 @@ class LogLock:
             try:
                 _lock(descriptor, path)
                 if _is_at(descriptor, path):
-                    return cls(path, descriptor, _state(descriptor, path), disk)
+                    state, present = _state(descriptor, path), _present(descriptor, path)
+                    return cls(path, descriptor, state, present, disk)
             except BaseException:
                 os.close(descriptor)
                 raise
             # The holder before destroyed its log, and the file with it. Another one may be there now.
             os.close(descriptor)
 
-    def save(self, *, epoch: int) -> None:
-        """Keep this process as the holder, and its epoch, durably."""
+    def save(self, *, epoch: int, present: Present | None) -> None:
+        """Keep this process as the holder, its epoch, and what must be there, durably."""
         state = LockState(os.getpid(), epoch)
         with explained("write", self._path):
-            self._disk.write(
-                self._descriptor, 0, [json.dumps(asdict(state)).encode().ljust(_SIZE_BYTES - 1) + b"\n"]
-            )
+            self._disk.write(self._descriptor, 0, [_line(asdict(state)), _present_line(present)])
             self._disk.sync(self._descriptor)
-        self.state = state
+        self.state, self.present, self._durable = state, present, present
+
+    def settle(self, present: Present) -> None:
+        """Keep what must be there, durably."""
+        if present != self._durable:
+            self.save(epoch=self.state.epoch, present=present)
+
+    def note(self, present: Present) -> None:
+        """Keep what must be there. It survives this process; a power cut may take it back."""
+        if present != self.present:
+            with explained("write", self._path):
+                self._disk.write(self._descriptor, _SIZE_BYTES, [_present_line(present)])
+            self.present = present
 
     def release(self) -> None:
         """Free the lock. Idempotent."""
@@ -120,6 +153,38 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _line(values: dict[str, int]) -> bytes:
+    return json.dumps(values).encode().ljust(_SIZE_BYTES - 1) + b"\n"
+
+
+def _present_line(present: Present | None) -> bytes:
+    if present is None:
+        return bytes(_SIZE_BYTES)
+    return _line({**asdict(present), "checksum": _checksum(present)})
+
+
+def _checksum(present: Present) -> int:
+    return crc32(b"%d %d" % (present.first, present.synced))
+
+
+def _present(descriptor: int, path: Path) -> Present | None:
+    raw = read_at(descriptor, _SIZE_BYTES, _SIZE_BYTES, path=path)
+    if not raw.strip(b"\0"):
+        return None
+    try:
+        values = json.loads(raw)
+        found = Present(first=values["first"], synced=values["synced"])
+        if not all(type(each) is int for each in asdict(found).values()):
+            raise ValueError("a value is no integer")
+        if values["checksum"] != _checksum(found):
+            raise ValueError("another checksum")
+    except (ValueError, TypeError, KeyError) as exc:
+        raise Corrupt(
+            "range of the log", shown_path(path), expected="a JSON object", found=raw, position=_SIZE_BYTES
+        ) from exc
+    return found
 
 
 def _state(descriptor: int, path: Path) -> LockState:

@@ -16,14 +16,16 @@ In two points, the repair keeps more than osiris.
 
 - An empty newest pair with whole headers stays, and is the open ledger. `open_pair` creates it after the pair
   before it was synced, so that one is sealed. osiris removes it, and writes to the pair before it again.
-- Nothing that may have been acknowledged is removed. A pair without a sound chunk that has more than headers,
-  and a missing file, are `Corrupt`, and stay as they are. Damage of a sealed pair is not looked for: its
-  ledger raises `Corrupt` when it is read.
+- Nothing that may have been acknowledged is removed. These are `Corrupt`, and stay as they are: a pair that
+  has more than headers and no sound chunk, a missing file, a log that ends before what its lock notes as
+  synced, a file alone whose records no call deleted. Damage of a sealed pair is not looked for: its ledger
+  raises `Corrupt` when it is read.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +34,7 @@ from offload.errors import Corrupt, OffloadError
 from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER, record_position
 from offload.local.disk import Disk
 from offload.local.files import explained, open_file, shown_path
+from offload.local.log_lock import LOCK_NAME, Present
 from offload.local.open_pair import PairEnd, create_pair, remove_pair
 from offload.local.pair import Pair, check_heads, parse_name
 from offload.local.recovery import recover
@@ -57,13 +60,15 @@ class Repaired:
     """The timestamp of the last chunk; None if there is none."""
 
 
-def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
+def repair(folder: Path, *, stream: str, disk: Disk, present: Present | None) -> Repaired:
     """Repair a folder that nobody writes. Raises `Corrupt` for damage, and changes nothing then.
 
-    A folder without a pair gets one that begins at offset 0.
+    A folder without a pair gets one that begins at offset 0. `present` is what must be there; None if that is
+    not known.
     """
     names = _names(folder)
     if not names:
+        _check_end(folder, 0, present, stream)
         return _created(folder, 0, disk)
     recovered = recover(folder, stream=stream)
     if recovered.damage is not None:
@@ -77,6 +82,14 @@ def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
     if newest is not None:
         behind = [offset for offset in behind if offset > newest.pair.offset]
     empty = _judge([Pair(folder, offset) for offset in behind], stream)
+    _check_alone([Pair(folder, offset) for offset in sorted(names) if offset < first], present, stream)
+    if empty is not None:
+        _check_end(empty.segment, empty.offset, present, stream)
+    elif newest is not None:
+        size_bytes = int(newest.rows["position"][-1]) + newest.last.size_bytes
+        _check_end(newest.pair.segment, newest.last.next_offset, present, stream, position=size_bytes)
+    else:
+        _check_end(folder, recovered.next_offset, present, stream)
 
     for offset in sorted(names):
         if offset < first:
@@ -94,7 +107,6 @@ def repair(folder: Path, *, stream: str, disk: Disk) -> Repaired:
         return Repaired(sealed=sealed, pair=empty, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
     if newest is None:
         return _created(folder, recovered.next_offset, disk)
-    size_bytes = int(newest.rows["position"][-1]) + newest.last.size_bytes
     _cut(newest.pair, (record_position(len(newest.rows)), size_bytes), disk)
     end = PairEnd(newest.last.next_offset, size_bytes, len(newest.rows))
     return Repaired(sealed=sealed, pair=newest.pair, end=end, epoch=epoch, timestamp_ms=timestamp_ms)
@@ -135,6 +147,47 @@ def _judge(behind: list[Pair], stream: str) -> Pair | None:
                 stream=stream,
             )
     return empty
+
+
+def _check_end(
+    where: Path, next_offset: int, present: Present | None, stream: str, *, position: int = 0
+) -> None:
+    """Raise `Corrupt` if a log with this end lacks records that were synced."""
+    if present is not None and next_offset < present.synced:
+        raise _lost(
+            "end of the log",
+            where,
+            expected=f"sound records up to offset {present.synced}, which were synced",
+            found=f"none from offset {next_offset} on, by segment and index",
+            position=position,
+            stream=stream,
+        )
+
+
+def _check_alone(alone: list[Pair], present: Present | None, stream: str) -> None:
+    """Raise `Corrupt` if one of these lacks a file and has records, and no call deleted them."""
+    for pair in alone:
+        sizes = _size_bytes(pair.index), _size_bytes(pair.segment)
+        if present is None or pair.offset < present.first:
+            continue  # a deletion that ended between two files
+        if any((size or 0) > limit for size, limit in zip(sizes, _HEADERS, strict=True)):
+            where = pair.index if sizes[0] is None else pair.segment
+            raise _lost(
+                "file", where, expected="a segment and its index", found="no such file", stream=stream
+            )
+
+
+def _lost(what: str, where: Path, *, expected: str, found: str, stream: str, position: int = 0) -> Corrupt:
+    """Return the error for records that must be there, with the way out."""
+    shown = shown_path(where)
+    damage = Corrupt(what, shown, expected=expected, found=found, position=position, stream=stream)
+    folder = where if where.is_dir() else where.parent
+    accept = shlex.join(["truncate", "-s", "128", shown_path(folder / LOCK_NAME)])
+    advice = (
+        "No file was changed. Restore the files from a copy, or keep a copy of the folder and accept the loss"
+    )
+    damage.args = (f"{damage.args[0]}. {advice}: {accept}",)
+    return damage
 
 
 def _size_bytes(path: Path) -> int | None:

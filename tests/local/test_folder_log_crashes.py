@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_contract import NOW_MS, epochs_of, records_of
 from log_disks import CHANGES, CountingDisk, FailingDisk, Killed, KilledDisk, PowerDisk, failing_at
 
-from offload.errors import Misuse, NoSpace, OffloadError
+from offload.errors import Corrupt, Misuse, NoSpace, OffloadError
 from offload.local import appended
 from offload.local.folder_log import Durability, FolderLog
 from offload.local.recovery import recover
@@ -150,9 +150,24 @@ def test_a_log_killed_at_any_call_keeps_what_it_acknowledged(
             folder = tmp_path / str(left)
             life = await lived(folder, KilledDisk(left, part=part), durability=durability)
             shutil.copytree(folder, folder.with_suffix(".copy"))  # the lock stays behind
+            if durability is Durability.ALWAYS:
+                await lacks_what_was_acknowledged(folder, life)
             await life.check_and_go_on(folder.with_suffix(".copy"))
 
     asyncio.run(scenario())
+
+
+async def lacks_what_was_acknowledged(folder: Path, life: Life) -> None:
+    """Assert that a log without the index record of its last acknowledged chunk is not opened."""
+    damaged = shutil.copytree(folder, folder.with_suffix(".damaged"))
+    newest = max(damaged.glob("*.segment"), default=None)
+    found = recover(damaged, stream="x").newest if newest else None
+    # An empty pair behind it seals a ledger, and proves its end by itself.
+    if found is None or found.pair.segment != newest or found.last.next_offset != life.acknowledged:
+        return
+    os.truncate(found.pair.index, 8 + 29 * (len(found.rows) - 1))
+    with pytest.raises(Corrupt):
+        await FolderLog.open(damaged)
 
 
 @pytest.mark.parametrize("left", keeping(set(LIFE[::6]), LIFE, "some moments are kept"))
@@ -496,7 +511,7 @@ def test_a_deletion_killed_at_any_call_leaves_a_segment_without_an_index(tmp_pat
 
     async def scenario() -> None:
         partly = []
-        for left in range(3):
+        for left in range(5):
             folder = tmp_path / str(left)
             opening = len((await lived_once(folder)).calls)
             with suppress(Killed):
@@ -506,7 +521,8 @@ def test_a_deletion_killed_at_any_call_leaves_a_segment_without_an_index(tmp_pat
                 finally:
                     await log.aclose()
             partly.append(sorted(path.suffix for path in folder.glob(f"{0:020}.*")))
-        assert partly == [[".index", ".segment"], [".segment"], []]
+        # First the lock notes, durably, that the ledger is no longer needed.
+        assert partly == [*[[".index", ".segment"]] * 3, [".segment"], []]
 
     asyncio.run(scenario())
 
