@@ -40,7 +40,7 @@ from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, put_in_parts, windows_in_memory
+from offload.store.parts import check_create, check_put, put_in_parts, windows_in_memory
 from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained, not_from_azure
@@ -58,7 +58,7 @@ DELETES_AT_ONCE: Final = 16
 """Each deletion is a request. Blob Batch takes 256 in one request for the same price, and no emulator accepts
 the batches of the SDK's client."""
 
-KEYS_REFUSED: Final = r"\\|\.(?:/|\Z)|[\ue000-\uffff]"
+KEYS_REFUSED: Final = r"\\|\.(?:/|\Z)|[\x00-\x08\x0b\x0c\x0e-\x1f\ue000-\uffff]"
 """A pattern that no key may contain: see `check`."""
 
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
@@ -104,7 +104,7 @@ class AzureStore(ObjectStore, SignsReads):
             unsized_put=True,
             part_size_bytes_max=PART_SIZE_BYTES_MAX,
             parts_max=PARTS_MAX,
-            put_size_bytes_max=5000 * 2**20,
+            put_size_bytes_max=PARTS_MAX * PART_SIZE_BYTES_MAX,  # in blocks, as `put` sends large objects
             create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=1,
             server_checksum="md5",
@@ -115,7 +115,7 @@ class AzureStore(ObjectStore, SignsReads):
     async def put(self, key: str, body: Body) -> None:
         """Send one Put Blob, or blocks if the object is large. Holds it, or a few parts, in memory."""
         check(key)
-        metadata = check_metadata(body.metadata, self.capabilities)
+        metadata = check_put(key, body, self.capabilities)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
             windows, _ = await windows_in_memory(body)
@@ -427,12 +427,13 @@ def check(key: str) -> str:
 
     The service reads a backslash as a slash, and drops dots at the end of a part. It sorts by UTF-16, which
     puts U+E000 to U+FFFF behind all characters beyond them. Without those, its order is that of the bytes.
+    Its listings are XML, which cannot hold most control characters.
     """
     check_key(key)
     if re.search(KEYS_REFUSED, key):
         raise Misuse(
-            f"{key!r} is no key in Azure, which reads \\ as /, drops dots at the end of a part, and sorts "
-            "U+E000 to U+FFFF behind all other characters"
+            f"{key!r} is no key in Azure, which reads \\ as /, drops dots at the end of a part, sorts "
+            "U+E000 to U+FFFF behind all other characters, and lists no control characters"
         )
     return key
 

@@ -18,6 +18,7 @@ __all__ = ["PART", "WHOLE", "answered", "asked_for", "exactly", "range_of", "siz
 
 
 WHOLE, PART = 200, 206
+FAR: Final = 2**62
 _ASKED: Final = re.compile(r"bytes=(\d*)-(\d+)")
 _ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")
 """The header `Content-Range` of a reply. MinIO writes `0--1/0` for the end of an empty object."""
@@ -44,16 +45,19 @@ def size_asked_for(header: str) -> int | None:
 
 
 def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:
-    """Return the span to request. It is never empty, because no header can express an empty range.
+    """Return the span to request.
+
+    It is never empty, because no header can express an empty range. Its numbers have 63 bits, because servers
+    refuse larger ones in different ways. No object is as long as `FAR`, so the bytes are the same.
 
     Raises `Misuse` for a negative span, before anything is sent.
     """
     clip(span, 0)
     match span:
-        case Span(start, 0):
-            return Span(start, 1)
-        case Suffix(0):
-            return Suffix(1)
+        case Span(start, length):
+            return Span(min(start, FAR), max(1, min(length, FAR)))
+        case Suffix(length):
+            return Suffix(max(1, min(length, FAR)))
         case _:
             return span
 

@@ -41,13 +41,13 @@ from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
+from offload.contracts.object_metadata import NO_METADATA, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, windows_in_memory
+from offload.store.parts import check_create, check_put, windows_in_memory
 from offload.store.spans import clip
 from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient
@@ -116,7 +116,7 @@ class GcsStore(ObjectStore, SignsReads):
         asked = Asked(
             what=f"store {key!r}", permission="storage.objects.create", key=checked(key), mutation=True
         )
-        extra = self._described(check_metadata(body.metadata, self.capabilities))
+        extra = self._described(check_put(key, body, self.capabilities))
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # One request sends the checksum before the first byte, so the whole body must be in memory. It
             # has no condition, so that a repeated put replaces the first one.

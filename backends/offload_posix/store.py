@@ -48,9 +48,6 @@ from offload_posix.staging import FOLDER, Staged, sweep
 from offload_posix.upload import PosixUpload
 from offload_posix.walk import level, walk
 
-PART_SIZE_BYTES_MAX: Final = 255
-"""The longest part of a key, which is a file name. Every file system that we met takes 255 bytes."""
-
 PAGE_ROWS: Final = 256
 """The rows that one call in a thread lists. A caller that stops early has read few more than it wanted."""
 
@@ -310,15 +307,8 @@ class PosixStore(ObjectStore):
 
 
 def _parts(key: str) -> tuple[str, ...]:
-    """Return the folders and the file name of a key. Raises `Misuse` if it cannot be a path."""
-    parts = tuple(check_key(key).split("/"))
-    try:
-        sizes = [len(part.encode()) for part in parts]
-    except UnicodeEncodeError as error:
-        raise Misuse(f"{key!r} is not an object key: it is not UTF-8") from error
-    if max(sizes) > PART_SIZE_BYTES_MAX:
-        raise Misuse(f"{key[:40]!r}… is too long: a part of it has more than {PART_SIZE_BYTES_MAX} bytes")
-    return parts
+    """Return the folders and the file name of a key. Raises `Misuse` if it is no key."""
+    return tuple(check_key(key).split("/"))
 
 
 def _unlink_object(folder: int, name: str) -> None:

@@ -10,12 +10,16 @@ Invariant: the file that is published holds exactly the parts, or `complete` rai
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from offload.contracts.store import Upload
 from offload.errors import Misuse
 from offload_posix.failures import explained
 from offload_posix.pool import Pool
 from offload_posix.staging import Staged
+
+FILE_SIZE_BYTES_MAX: Final = 2**63 - 1
+"""Positions in files have 63 bits, on every system. A file system may have a lower limit of its own."""
 
 
 class PosixUpload(Upload):
@@ -41,6 +45,8 @@ class PosixUpload(Upload):
         self._check_running()
         if number < 1 or not data:
             raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1, and no part is empty")
+        if number * len(data) > FILE_SIZE_BYTES_MAX:  # before it counts as a part
+            raise Misuse(f"part {number} of {self._key!r} would begin behind the end of the longest file")
         self._note(number, len(data))
         if number > 1 and len(self._sizes) == 1:  # it may be the last part, which is smaller
             self._held = number, data

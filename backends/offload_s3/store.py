@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import UTC
 from functools import cached_property, partial
@@ -54,7 +55,7 @@ from offload.contracts.store import (
 from offload.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, put_in_parts, windows_in_memory
+from offload.store.parts import check_create, check_put, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
 from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, status_of
@@ -76,6 +77,9 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 """The largest object that goes up as one PUT: atomic, and at 64 MiB faster than parts. S3 takes 5 GiB."""
 
 DELETE_BATCH_MAX: Final = 1000
+NO_XML: Final = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+"""Characters that no document in XML can hold, in any way."""
+
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
@@ -119,7 +123,7 @@ class S3Store(ObjectStore, SignsReads):
             part_size_bytes_min=5 * 2**20,
             part_size_bytes_max=5 * 2**30,
             parts_max=PARTS_MAX,
-            put_size_bytes_max=5 * 2**30,
+            put_size_bytes_max=5 * 2**40,  # in parts, as `put` sends large objects
             create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=DELETE_BATCH_MAX,
             server_checksum="crc32c",
@@ -129,7 +133,7 @@ class S3Store(ObjectStore, SignsReads):
     async def put(self, key: str, body: Body) -> None:
         """Send one PUT, or parts if the object is large. Holds the object or a few parts of it in memory."""
         check_key(key)
-        metadata = check_metadata(body.metadata, self.capabilities)
+        metadata = check_put(key, body, self.capabilities)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # Without a condition: `RetryingStore` repeats a put whose outcome is unknown. A condition would
             # refuse the repeat if the first put had arrived.
@@ -240,9 +244,14 @@ class S3Store(ObjectStore, SignsReads):
             following = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Send DeleteObjects, a thousand keys at a time."""
+        """Send DeleteObjects, a thousand keys at a time. Keys that its XML cannot hold go one by one."""
         # No key twice in one request: Ceph's gateway 16.2 may crash then.
-        names = list(dict.fromkeys(check_key(key) for key in keys))
+        everything = dict.fromkeys(check_key(key) for key in keys)
+        for key in filter(NO_XML.search, everything):
+            client = await self.client()
+            call = client.delete_object(Bucket=self.bucket, Key=key, **self._payer)
+            await self.ask(call, f"delete {key!r}", mutation=True)
+        names = [key for key in everything if not NO_XML.search(key)]
         for start in range(0, len(names), DELETE_BATCH_MAX):
             batch = names[start : start + DELETE_BATCH_MAX]
             client = await self.client()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from offload_cloud.bodies import sliced
 
 from offload.contracts.store import Upload
-from offload.errors import Misuse, NotFound
+from offload.errors import NotFound
 from offload.formats.checksums import crc32c
-from offload.store.parts import part_numbers
+from offload.store.parts import check_part, part_numbers
 from offload_s3.proofs import is_aborted, is_completed, is_tagged
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ class S3Upload(Upload):
 
     async def put_part(self, number: int, data: bytes) -> None:
         """Send UploadPart."""
-        if number < 1:  # servers answer this in different ways
-            raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
+        check_part(self._key, number, data, self._store.capabilities)
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.data_client()
         call = client.upload_part(

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-__all__ = ["CREATE_SIZE_BYTES_LEAST", "KEY_SIZE_BYTES_MAX", "Capabilities"]
+__all__ = ["CREATE_SIZE_BYTES_LEAST", "KEY_PART_SIZE_BYTES_MAX", "KEY_SIZE_BYTES_MAX", "Capabilities"]
 
 
 KEY_SIZE_BYTES_MAX: Final = 1024
 """The longest key in UTF-8 on any store: the limit of S3, GCS and Azure."""
+
+KEY_PART_SIZE_BYTES_MAX: Final = 255
+"""The longest part of a key in UTF-8 on any store: the limit of file systems."""
 
 CREATE_SIZE_BYTES_LEAST: Final = 2**20
 """The size that every store creates in one request. A full root has some 400 KB, and at most 860 KB."""
@@ -39,10 +42,13 @@ class Capabilities:
     """The smallest size of a part other than the last one."""
 
     part_size_bytes_max: int | None = None
+    """The largest size of a part. A larger one is `Misuse`, at the latest in `complete`."""
+
     parts_max: int | None = None
+    """The largest number of a part. A larger one is `Misuse`, at the latest in `complete`."""
 
     put_size_bytes_max: int | None = None
-    """The largest object that a single `put` takes."""
+    """The largest object that `put` takes. A larger one is `Misuse`, before any of it is read."""
 
     unsized_put: bool = False
     """`put` takes a body whose size is known only at its end (`Body.is_bound`).

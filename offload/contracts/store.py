@@ -5,9 +5,9 @@ write is create-if-absent, because every store we know supports it (docs/adr/000
 Conveniences on top of it belong elsewhere, so that a backend stays small.
 
 A key is a non-empty string of at most 1,024 bytes in UTF-8. Its parts are separated by `/`. No part is empty,
-`.` or `..`, and no part begins with a dot. `check_key` checks these rules, and backends call it first. A
-store that takes only shorter keys declares `Capabilities.key_size_bytes_max`, and refuses longer ones with
-`Misuse`.
+`.` or `..`, and no part begins with a dot. A part has at most 255 bytes, because file systems, and servers on
+them, hold no longer names. `check_key` checks these rules, and backends call it first. A store that takes
+only shorter keys declares `Capabilities.key_size_bytes_max`, and refuses longer ones with `Misuse`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, cast
 
-from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.contracts.capabilities import KEY_PART_SIZE_BYTES_MAX, KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.object_metadata import NO_METADATA
 from offload.errors import Misuse
 
@@ -132,7 +132,7 @@ class Unfinished:
     key: str
     upload_id: str
     started_ms: int
-    """Milliseconds since 1970, by the store's clock."""
+    """Milliseconds since 1970 in UTC, by the store's clock. It is right within a quarter of an hour."""
 
 
 class Upload(ABC):
@@ -151,7 +151,8 @@ class Upload(ABC):
     async def put_part(self, number: int, data: bytes) -> None:
         """Store part `number`. All parts except the last have the same size.
 
-        Raises `Misuse` for a number below 1, at the latest in `complete`.
+        Raises `Misuse`, at the latest in `complete`, for a number below 1 or above
+        `capabilities.parts_max`, and for more bytes than `capabilities.part_size_bytes_max`.
         """
 
     @abstractmethod
@@ -197,7 +198,8 @@ class ObjectStore(ABC):
     among writes; that a request which raised `TryAgain` or `OutcomeUnknown` was not applied.
     Every method may raise `TryAgain`, `OutcomeUnknown` (mutations), `Denied` or `NoSpace`.
 
-    A store belongs to one event loop; methods may be called at the same time.
+    A store belongs to one event loop; methods may be called at the same time. A call that is cancelled raises
+    `CancelledError`, or returns because it was done. It takes its cancellation for no error of the store.
     """
 
     __slots__ = ()
@@ -218,7 +220,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def put(self, key: str, body: Body) -> None:
-        """Store a whole object, and replace an existing one. An error from `body` leaves nothing visible."""
+        """Store a whole object, and replace an existing one. An error from `body` leaves nothing visible.
+
+        Raises `Misuse` if `body.size_bytes` is larger than `capabilities.put_size_bytes_max`, before it reads
+        a window.
+        """
 
     @abstractmethod
     async def create(self, key: str, data: bytes) -> None:
@@ -313,7 +319,8 @@ class ObjectStore(ABC):
     async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin a multipart upload. Raises `Misuse` if `capabilities.multipart` is False.
 
-        The object has this metadata, as one that is put has `Body.metadata`.
+        The object has this metadata, as one that is put has `Body.metadata`. Until `complete` returns, an
+        existing object keeps its own.
         """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -356,4 +363,8 @@ def check_key(key: str) -> str:
         raise Misuse(f"{key!r} is not an object key: it is not valid Unicode") from exc
     if size_bytes > KEY_SIZE_BYTES_MAX:
         raise Misuse(f"{key[:40]!r}… is not an object key: longer than {KEY_SIZE_BYTES_MAX} bytes")
+    if size_bytes > KEY_PART_SIZE_BYTES_MAX < max(len(part.encode()) for part in parts):
+        raise Misuse(
+            f"{key[:40]!r}… is not an object key: a part of it is longer than {KEY_PART_SIZE_BYTES_MAX} bytes"
+        )
     return key

@@ -11,11 +11,21 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import check_metadata
 from offload.contracts.store import Body, Buffer, ObjectStore, begin_upload
 from offload.errors import Misuse
 from offload.formats.checksums import crc32c
 
-__all__ = ["check_create", "part_numbers", "parts_of", "put_in_parts", "whole", "windows_in_memory"]
+__all__ = [
+    "check_create",
+    "check_part",
+    "check_put",
+    "part_numbers",
+    "parts_of",
+    "put_in_parts",
+    "whole",
+    "windows_in_memory",
+]
 
 
 async def windows_in_memory(body: Body) -> tuple[list[Buffer], int]:
@@ -41,6 +51,27 @@ def check_create(key: str, data: bytes, capabilities: Capabilities) -> None:
     most = capabilities.create_size_bytes_max
     if most is not None and len(data) > most:
         raise Misuse(f"cannot create {key!r}: it has {len(data)} bytes, and one request takes at most {most}")
+
+
+def check_put(key: str, body: Body, capabilities: Capabilities) -> dict[str, str]:
+    """Return the metadata of `body`, with names in lower case.
+
+    Raises `Misuse` if the store cannot keep it as it is, or if the object is larger than a put takes.
+    """
+    most = capabilities.put_size_bytes_max
+    if most is not None and body.size_bytes > most:
+        raise Misuse(f"cannot store {key!r}: it has {body.size_bytes} bytes, and a put takes at most {most}")
+    return check_metadata(body.metadata, capabilities)
+
+
+def check_part(key: str, number: int, data: Buffer, capabilities: Capabilities) -> None:
+    """Raise `Misuse` if an upload takes no part of this number or size. Servers answer this in many ways."""
+    parts_max, most = capabilities.parts_max, capabilities.part_size_bytes_max
+    if number < 1 or (parts_max is not None and number > parts_max):
+        limit = "" if parts_max is None else f", and end at {parts_max}"
+        raise Misuse(f"part {number} of {key!r}: numbers begin at 1{limit}")
+    if most is not None and len(data) > most:
+        raise Misuse(f"part {number} of {key!r} has {len(data)} bytes, and the store takes at most {most}")
 
 
 async def whole(body: Body) -> bytes:

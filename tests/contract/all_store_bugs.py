@@ -7,6 +7,7 @@ from typing import Final
 from contract.breadth_bugs import BREADTH_BUGS
 from contract.bugs import Bug
 from contract.capability_bugs import CAPABILITY_BUGS
+from contract.edge_bugs import EDGE_BUGS
 from contract.error_bugs import ERROR_BUGS
 from contract.key_bugs import KEY_BUGS
 from contract.metadata_bugs import METADATA_BUGS
@@ -23,4 +24,5 @@ ALL_STORE_BUGS: Final[list[Bug]] = [
     *CAPABILITY_BUGS,
     *BREADTH_BUGS,
     *METADATA_BUGS,
+    *EDGE_BUGS,
 ]

@@ -137,7 +137,7 @@ class RemembersChecksums(MemoryStore):
         return self.sums.get((id(self.objects), check_key(key)))
 
 
-@bug("a_checksum_is_asked_of_keys_alone")
+@bug("keys_are_checked")
 class LooksUpAnything(MemoryStore):
     """Requests the checksum of any key, valid or not.
 

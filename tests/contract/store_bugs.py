@@ -796,7 +796,7 @@ class ReusesItsBuffer(MemoryStore):
         return memoryview(self.buffer)[: len(data)].toreadonly()
 
 
-@bug("ranges_of_an_empty_object_are_empty")
+@bug("ranges_are_exact")
 class RefusesRangesOfNothing(MemoryStore):
     """Fails if a range of an empty object is requested.
 

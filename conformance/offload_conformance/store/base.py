@@ -11,9 +11,9 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, TypeVar
 
 import pytest
 
@@ -27,6 +27,8 @@ from offload_conformance.declared import Declared
 from offload_conformance.findings import NOTE
 from offload_conformance.raising import raises
 
+T = TypeVar("T")
+
 DIGITS: Final = b"0123456789"
 MIB: Final = 2**20
 
@@ -37,6 +39,7 @@ SDKs, stores and proxies switch methods at 64 KiB, at 1, 4, 5 and 8 MiB, and at 
 """
 
 WRITES_AT_ONCE: Final = 100
+AT_ONCE: Final = 16
 
 CANCELS: Final = 24
 """How often a call is cancelled, at moments spread over it: more often than most clients have connections."""
@@ -187,6 +190,23 @@ def make_sure_of_keys(found: Sequence[str], wanted: Sequence[str], what: str) ->
     )
 
 
+async def in_turn(call: Callable[[T], Awaitable[object]], each: Sequence[T]) -> None:
+    """Await a call for each item, a few at once."""
+    for start in range(0, len(each), AT_ONCE):
+        await asyncio.gather(*map(call, each[start : start + AT_ONCE]))
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Fail with `what` if the store raises an error, for a clause that asks many questions."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, AssertionError):
+            raise
+        pytest.fail(f"{what}: expected no error; found {error!r}")
+
+
 async def turns_of(call: Coroutine[Any, Any, object]) -> int:
     """Return how many turns of the event loop a call takes."""
     task, turns = asyncio.ensure_future(call), 0
@@ -206,13 +226,21 @@ def moment(number: int, turns: int) -> int:
 
 
 async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None:
-    """Cancel a call after some turns of the event loop, and wait for its end. The call may end earlier."""
+    """Cancel a call after some turns of the event loop, and wait for its end. The call may end earlier.
+
+    Fail if the call takes its cancellation for an error of the store: its caller would go on, or try again.
+    """
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
-    task.cancel()
-    with suppress(asyncio.CancelledError, OffloadError):
+    was_running = task.cancel()
+    try:
         await task
+    except asyncio.CancelledError:
+        return
+    except OffloadError as error:
+        if was_running:
+            pytest.fail(f"a cancelled call: expected `CancelledError`, or its result; found {error!r}")
 
 
 def size_of(key: str) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX
+from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.contracts.object_metadata import METADATA_PAIRS_MAX, metadata_size
 from offload.contracts.store import Span, Suffix
 from offload.errors import Misuse
 from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, Error, Kind, varied
@@ -17,7 +18,14 @@ from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, Error, Kind, 
 
 NO_KEYS: Final = (
     *("", "/", "/abs", "a/", "a//b", ".", "..", "../x", "a/../b", "a/./b", ".hidden", "a/.hidden", "nul\0"),
-    *("\ud800", "a/\udcff", "k" * (KEY_SIZE_BYTES_MAX + 1), "é" * (KEY_SIZE_BYTES_MAX // 2 + 1)),
+    *(
+        "\ud800",
+        "a/\udcff",
+        "k" * 256,
+        "a/" + "é" * 128,
+        "k" * (KEY_SIZE_BYTES_MAX + 1),
+        "é" * (KEY_SIZE_BYTES_MAX // 2 + 1),
+    ),
 )
 """No keys: empty or hidden parts, a NUL, half of a surrogate pair, one byte too many."""
 
@@ -62,13 +70,12 @@ SPECIAL_KEYS: Final = (
         "1e3",
     ),
     *("key", "keys", "name", "id", "rowid", "data", "size", "index.html", "con", "aux.txt"),
+    # Longest names of files, in one byte or more a letter. Encrypted file systems have 143 bytes.
+    *("x" * 143, "x" * 144, "x" * 200, "x" * 254, "x" * 255, "x/" + "y" * 255, "é" * 127, "日" * 85),
     # Files that programs keep beside their own.
     *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a", "a.gz", "lost+found", "Thumbs.db"),
 )
 """Keys that a URL, a pattern, a query, XML, a shell, a database or a file system might read as another."""
-
-PART_SIZES_BYTES: Final = (128, 143, 200, 254, 255)
-"""Sizes of one part of a key. File systems have names of 255 bytes, encrypted ones of 143."""
 
 NO_BEGINNINGS: Final = (
     *("/", "/x", "/x/key", "//", "../", "./x", "x/../", ".", "x/.", "x//", "x/key/"),
@@ -249,6 +256,24 @@ READS: Final = frozenset(
 
 
 # Questions.
+
+
+def described(capabilities: Capabilities) -> Iterator[dict[str, str]]:
+    """Yield metadata that is kept as it is, with each name and each value of the table. It has lower names.
+
+    Each yield fits into one object. There is none if the store declares no metadata.
+    """
+    values = {f"n{number}": value for number, value in enumerate(METADATA_VALUES)}
+    fits: dict[str, str] = {}
+    for name, value in [*values.items(), *((name.lower(), "kept") for name in METADATA_NAMES)]:
+        more = {**fits, name: value}
+        if len(more) > METADATA_PAIRS_MAX or metadata_size(more) > capabilities.metadata_size_bytes_max:
+            if fits:
+                yield fits
+            more = {name: value}
+        fits = more if metadata_size(more) <= capabilities.metadata_size_bytes_max else {}
+    if fits:
+        yield fits
 
 
 def spans() -> Iterator[tuple[Span | Suffix | None, Error | None]]:

@@ -16,6 +16,7 @@ from offload_conformance.asynchronous import Run
 from offload_conformance.clauses import since
 from offload_conformance.raising import raises
 from offload_conformance.store.base import DIGITS, StoreClauses, store_by
+from offload_conformance.store.edges import NO_METADATA_NAMES, NO_METADATA_VALUES
 
 SENT: Final = {
     "Role": "data",
@@ -25,24 +26,9 @@ SENT: Final = {
 STORED: Final = {name.lower(): value for name, value in SENT.items()}
 
 REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
-    "no name": {"": "value"},
-    "a dash in a name": {"a-b": "value"},
-    "an underscore in a name": {"a_b": "value"},
-    "a digit first": {"1a": "value"},
-    "a space in a name": {"a b": "value"},
-    "a colon in a name": {"a:b": "value"},
-    "a line end in a name": {"a\r\nb": "value"},
-    "a name in another script": {"é": "value"},
+    **{f"the name {name!r}": {name: "value"} for name in NO_METADATA_NAMES},
+    **{f"the value {value!r}": {"name": value} for value in NO_METADATA_VALUES},
     "a name twice": {"Role": "one", "role": "two"},
-    "no value": {"name": ""},
-    "a line end in a value": {"name": "a\r\nx-other: b"},
-    "a line end behind a value": {"name": "value\n"},
-    "a tab in a value": {"name": "a\tb"},
-    "a NUL in a value": {"name": "a\0b"},
-    "a value in another script": {"name": "é"},
-    "a space before a value": {"name": " a"},
-    "a space behind a value": {"name": "a "},
-    "two spaces in a value": {"name": "a  b"},
     "too many names": {f"n{number}": "v" for number in range(METADATA_PAIRS_MAX + 1)},
 }
 """Metadata that not every store keeps as it is, by the reason."""
@@ -117,10 +103,7 @@ class MetadataClauses(StoreClauses):
                 assert ours == wanted, f"the metadata of call {number}, by {way}"
 
     @since("0.3", advisory=True)
-    @pytest.mark.parametrize("reason", REFUSED)
-    def test_metadata_that_some_store_cannot_keep_is_refused(
-        self, run: Run, store: ObjectStore, reason: str
-    ) -> None:
+    def test_metadata_that_some_store_cannot_keep_is_refused(self, run: Run, store: ObjectStore) -> None:
         """Other names than letters and digits, and other values than printable ASCII, are `Misuse`.
 
         It is raised before the body is read, and nothing is stored. So every store that keeps metadata takes
@@ -128,14 +111,12 @@ class MetadataClauses(StoreClauses):
         """
         run(store.put("old", Body.of(DIGITS)))
 
-        self.all_refuse(run, store, REFUSED[reason], reason)
+        for reason, metadata in REFUSED.items():
+            self.all_refuse(run, store, metadata, reason)
 
     @since("0.3", advisory=True)
     def test_what_is_absent_has_no_metadata(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """The metadata of an absent object is None or `NotFound`, also after a deletion.
-
-        That of an invalid key is `Misuse`.
-        """
+        """The metadata of an absent object is None or `NotFound`, also after a deletion."""
         described = bool(store.capabilities.metadata_size_bytes_max)
         run(store.put("gone", Body.of(DIGITS, metadata=STORED if described else {})))
         run(store.put("folder/key", Body.of(DIGITS)))
@@ -149,9 +130,6 @@ class MetadataClauses(StoreClauses):
                 except NotFound:
                     continue
                 assert found is None, f"the metadata of {key!r}, which is absent"
-        for key in ("", "a//b", "../out"):
-            with raises(Misuse, f"the metadata of {key!r}, which is no key"):
-                run(store.metadata_of(key))
 
     def all_refuse(self, run: Run, store: ObjectStore, metadata: Mapping[str, str], what: str) -> None:
         """Fail unless puts and uploads refuse this metadata and read no body. There is one object, `old`."""
@@ -169,8 +147,9 @@ class MetadataClauses(StoreClauses):
             with raises(Misuse, f"an upload with {what}"):
                 run(store.start_upload(key, metadata=metadata))
         assert not is_read, f"{what}: the body was read before the metadata was refused"
-        assert self.keys_in_store() == {"old"}
         assert run(store.get("old")) == DIGITS
+        with raises(NotFound, f"a read of an object that was refused with {what}"):
+            run(store.get("new"))
 
 
 ONE_SIZE_BYTES_MAX: Final = 7 * 2**10
@@ -180,7 +159,8 @@ PAIR_SIZE_BYTES: Final = 64
 
 def ways_with_metadata(store: ObjectStore) -> list[str]:
     """Return the ways in which an object with metadata gets into this store."""
-    return ["put", *["upload"] * store.capabilities.multipart]
+    can = store.capabilities
+    return ["put", *["upload"] * can.multipart] if can.metadata_size_bytes_max else []
 
 
 def of_size(size_bytes: int, *, pairs: int) -> dict[str, str]:

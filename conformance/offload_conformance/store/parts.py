@@ -32,6 +32,7 @@ from offload_conformance.store.base import (
     moment,
     turns_of,
 )
+from offload_conformance.store.edges import KINDS
 from offload_conformance.store.uploads import UploadClauses, parts_for
 
 GIB: Final = 2**30
@@ -129,16 +130,23 @@ class PartsClauses(UploadClauses):
         self.run_upload(run, store, scenario)
 
     def test_parts_are_numbered_from_one(self, run: Run, store: ObjectStore) -> None:
-        """A part with number 0 is `Misuse`, at the latest when the upload is completed."""
+        """A part below 1, or far behind the only other one, is `Misuse`, at the latest in `complete`."""
+
+        async def make_sure(number: int, error: type[OffloadError]) -> None:
+            first, last = parts_for(store, 2)
+            for numbers in ((number,), (number, 1)):
+                upload = await store.start_upload("key")
+                with raises(error, f"an upload of parts {numbers}"):  # any of the calls may raise
+                    for each in numbers:
+                        await upload.put_part(each, first if each == 1 else last)
+                    await upload.complete()
+                await upload.abort()
 
         async def scenario() -> None:
-            zeroth, first = parts_for(store, 2)
-            upload = await store.start_upload("key")
-            with raises(Misuse, "a part of number 0"):  # any of the three calls may raise
-                await upload.put_part(0, zeroth)
-                await upload.put_part(1, first)
-                await upload.complete()
-            await upload.abort()
+            for number, error in KINDS["number: int"].edges():
+                assert error is not None, "each edge of the table is refused"
+                await make_sure(number, error)
+            await make_sure((store.capabilities.parts_max or PARTS) + 1, Misuse)
             with raises(NotFound, "a read of an object whose upload was not completed"):
                 await store.get("key")
 

@@ -7,8 +7,8 @@ import gzip
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import cycle, islice, pairwise
-from typing import Final
+from itertools import cycle, islice, pairwise, product
+from typing import Final, NoReturn
 
 import pytest
 
@@ -25,10 +25,13 @@ from offload_conformance.store.base import (
     body_of,
     drawn,
     halves,
+    in_turn,
     listed,
     make_sure_of,
     windows_of,
 )
+from offload_conformance.store.edges import KINDS, described
+from offload_conformance.store.metadata import stored_with, ways_with_metadata
 
 REPLACEMENTS: Final = {
     "small": (50_000, 3, 70_000, 0, 9, 20_000),
@@ -84,20 +87,28 @@ class PutClauses(StoreClauses):
         assert run(listed(other, awaiting=["a/key"])) == [Listed("a/key", len(data))]
         assert self.keys_in_store() == {"a/key"}
 
-    @pytest.mark.parametrize("name", CONTENTS)
-    def test_contents_are_kept_as_they_are(
-        self, run: Run, store: ObjectStore, other: ObjectStore, name: str
-    ) -> None:
-        """No content is changed, whatever format it resembles and however its key ends."""
-        data = CONTENTS[name]
-        run(store.put(f"put/{name}", Body.of(data)))
-        run(store.create(f"created/{name}", data))
+    def test_contents_are_kept_as_they_are(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """No content is changed, whatever format it resembles and however its key ends.
 
-        for key in (f"put/{name}", f"created/{name}"):
-            for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)):
-                start, end = clip(span, len(data))
-                assert run(other.get(key, span)) == data[start:end]
-            assert run(listed(other, key, awaiting=[key])) == [Listed(key, len(data))]
+        Nor is the metadata of a store that declares it, whatever a header, a form or a column makes of it.
+        """
+
+        async def make_sure(name: str) -> None:
+            data = CONTENTS[name]
+            await store.put(f"put/{name}", Body.of(data))
+            await store.create(f"created/{name}", data)
+            for key in (f"put/{name}", f"created/{name}"):
+                for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)):
+                    start, end = clip(span, len(data))
+                    make_sure_of(await other.get(key, span), data[start:end], f"{span or 'all'} of {key!r}")
+                assert await listed(other, key, awaiting=[key]) == [Listed(key, len(data))]
+
+        run(in_turn(make_sure, [*CONTENTS]))
+        for way, sent in product(ways_with_metadata(store), described(store.capabilities)):
+            run(stored_with(store, way, sent, key="described"))
+            found = run(other.metadata_of("described")) or {}
+            kept = {name: value for name, value in found.items() if name in sent}
+            assert kept == sent, f"the metadata of an object stored by {way}"
 
     def test_puts_replace_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """A shorter object leaves nothing of the longer one that it replaces."""
@@ -211,15 +222,25 @@ class PutClauses(StoreClauses):
         assert self.keys_in_store() == {"old"}
         assert run(store.get("old")) == b"old"
 
-    @pytest.mark.parametrize("announced", [0, 4, 6])
-    def test_a_body_of_another_size_is_refused(self, run: Run, store: ObjectStore, announced: int) -> None:
-        """A body of fewer or more bytes than announced is `Misuse`, and nothing is visible."""
-        body = Body(size_bytes=announced, windows=Body.of(b"fiver").windows)
+    def test_a_body_of_another_size_is_refused(self, run: Run, store: ObjectStore) -> None:
+        """A body of fewer or more bytes than announced is `Misuse`, and nothing is visible.
 
-        with raises(Misuse, f"a put of 5 bytes that were announced as {announced}"):
-            run(store.put("key", body))
+        So is a body of more than `put_size_bytes_max`, before any of its windows is read.
+        """
+        run(store.put("old", Body.of(b"old")))
 
-        assert self.keys_in_store() == set()
+        for announced, error in [*KINDS["Body.size_bytes: int"].edges(), (4, Misuse), (6, Misuse)]:
+            assert error is not None, "each edge of the table is refused"
+            for key, data in (("old", b"fiver"), ("new", b"fiver"), ("new", b"" if announced else b"fiver")):
+                body = Body(size_bytes=announced, windows=Body.of(data).windows)
+                with raises(error, f"a put of {len(data)} bytes that were announced as {announced:,}"):
+                    run(store.put(key, body))
+        if (most := store.capabilities.put_size_bytes_max) is not None:
+            with raises(Misuse, f"a put of {most + 1:,} bytes, although at most {most:,} are declared"):
+                run(store.put("new", Body(size_bytes=most + 1, windows=unread)))
+
+        assert self.keys_in_store() == {"old"}
+        assert run(store.get("old")) == b"old"
 
     @pytest.mark.parametrize(("size_bytes", "bound"), BOUNDS)
     def test_bodies_of_unknown_size_are_whole(
@@ -333,6 +354,11 @@ def bound_body(data: bytes, bound: int) -> Body:
     """Return a body of these bytes, in several windows, that announces only that it has at most `bound`."""
     windows = windows_of(data) if data else []
     return replace(body_of(*windows), size_bytes=bound, is_bound=True)
+
+
+def unread() -> NoReturn:
+    """Fail if the windows of a body are read."""
+    pytest.fail("a body that the store refuses was read")
 
 
 def failing_body(data: bytes) -> Body:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -16,6 +17,7 @@ from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     StoreClauses,
+    in_turn,
     listed,
     make_sure_of,
     make_sure_of_keys,
@@ -29,23 +31,53 @@ UNFINISHED_MOST: Final = 1_010
 """The number of uploads that are started: more than a page of most stores, or of any if that is quick."""
 
 QUICK_SECONDS: Final = 0.5
+LIMIT_SIZE_BYTES_MAX: Final = 32 * 2**20
+PARTS_MAX: Final = 1_000
+"""The largest limits of parts that are reached. A test of larger ones would take long."""
+
 BESIDE_DATA: Final = ("data_/x", "dataX", "DATA/0000", "data.1", "other/key")
 """Keys that are not below `data/`, but that a pattern, a folder or an ignored case would include."""
 
-AT_ONCE: Final = 16
-CLOCKS_APART_SECONDS_MAX: Final = 86_400
-"""How far the store's clock may be off. A mistake in the unit is off by decades."""
+CLOCKS_APART_SECONDS_MAX: Final = 15 * 60
+"""How far the store's clock may be off: S3 refuses requests beyond. A mistake in the zone is off by more."""
+
+ZONE: Final = "SUITE-05:30"
+"""A time zone, which is 5 hours and a half ahead of UTC: no whole number of hours, as in India."""
 
 
 class UploadClauses(StoreClauses):
     """The clauses on uploads: invisible before `complete`, and ordered by the numbers of their parts."""
 
     def test_uploads_are_as_declared(self, run: Run, store: ObjectStore) -> None:
-        """If `multipart` is declared, an upload can be started; if not, `start_upload` raises `Misuse`."""
+        """If `multipart` is declared, an upload can be started; if not, `start_upload` raises `Misuse`.
+
+        A declared limit of parts is kept: a larger part, or one part more, is `Misuse`, at the latest in
+        `complete`. Limits above `LIMIT_SIZE_BYTES_MAX` are not reached.
+        """
+        can = store.capabilities
+
+        async def refused(parts: Sequence[bytes], what: str) -> None:
+            upload = await store.start_upload("key")
+            with raises(Misuse, what):
+                for number, part in enumerate(parts, start=1):
+                    await upload.put_part(number, part)
+                await upload.complete()
+            await upload.abort()
 
         async def scenario() -> None:
-            if store.capabilities.multipart:
+            if can.multipart:
                 await (await store.start_upload("key")).abort()
+                most = can.part_size_bytes_max
+                if most is not None and most <= LIMIT_SIZE_BYTES_MAX:
+                    await refused([bytes(most + 1)], f"a part of {most + 1:,} bytes, with {most:,} declared")
+                    upload = await store.start_upload("most")
+                    await upload.put_part(1, bytes(most))
+                    await upload.complete()
+                    make_sure_of(await store.get("most"), bytes(most), "an upload of a largest part")
+                    await store.delete(["most"])
+                count, size_bytes = can.parts_max, can.part_size_bytes_min
+                if count is not None and count <= PARTS_MAX and count * size_bytes <= LIMIT_SIZE_BYTES_MAX:
+                    await refused([bytes(size_bytes)] * (count + 1), f"{count + 1} parts")
                 return
             with raises(Misuse, "an upload in a store that declares no uploads"):
                 await store.start_upload("key")
@@ -115,6 +147,8 @@ class UploadClauses(StoreClauses):
             assert await store.get("key") == b"old"
             await upload.complete()
             assert await store.get("key") == part
+            if store.capabilities.metadata_size_bytes_max:
+                await self.metadata_is_replaced_whole(store)
             late = await store.start_upload("key")
             await late.put_part(1, part)
             await store.put("key", Body.of(b"newer"))
@@ -127,6 +161,20 @@ class UploadClauses(StoreClauses):
                 make_sure_of(await store.get("key"), part, "the object of an upload beside a put")
 
         self.run_upload(run, store, scenario)
+
+    async def metadata_is_replaced_whole(self, store: ObjectStore) -> None:
+        """Assert that the metadata of an upload belongs to its object alone, and appears with it."""
+        (part,) = parts_for(store, 1)
+        await store.put("key", Body.of(b"old", metadata={"ours": "old"}))
+        for end in ("abort", "complete"):
+            upload = await store.start_upload("key", metadata={"ours": end})
+            await upload.put_part(1, part)
+            found = await store.metadata_of("key") or {}
+            assert found.get("ours") == "old", "the metadata of an object beside an unfinished upload"
+            await (upload.abort() if end == "abort" else upload.complete())
+            wanted = "old" if end == "abort" else end
+            found = await store.metadata_of("key") or {}
+            assert found.get("ours") == wanted, f"the metadata after the {end} of an upload"
 
     def test_an_aborted_upload_leaves_nothing(self, run: Run, store: ObjectStore) -> None:
         """An aborted upload leaves no object, and it may be aborted again."""
@@ -287,7 +335,10 @@ class UploadClauses(StoreClauses):
             )
 
     def test_unfinished_uploads_tell_when_they_began(self, run: Run, store: ObjectStore) -> None:
-        """`started_ms` is in milliseconds since 1970, because a sweep aborts uploads that look old."""
+        """`started_ms` is in milliseconds since 1970, because a sweep aborts uploads that look old.
+
+        It is so in any time zone of this process.
+        """
 
         async def scenario() -> None:
             upload = await store.start_upload("key")
@@ -301,6 +352,8 @@ class UploadClauses(StoreClauses):
                 await upload.abort()
 
         self.run_upload(run, store, scenario)
+        with in_zone(ZONE):
+            self.run_upload(run, store, scenario)
 
     def run_upload(
         self, run: Run, store: ObjectStore, scenario: Callable[[], Coroutine[Any, Any, None]]
@@ -314,10 +367,20 @@ class UploadClauses(StoreClauses):
         run(scenario())
 
 
-async def in_turn(call: Callable[[T], Awaitable[object]], each: Sequence[T]) -> None:
-    """Await a call for each item, a few at once."""
-    for start in range(0, len(each), AT_ONCE):
-        await asyncio.gather(*map(call, each[start : start + AT_ONCE]))
+@contextmanager
+def in_zone(zone: str) -> Iterator[None]:
+    """Set the time zone of this process, if the system can. `time.time` stays the same."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = zone
+    set_zone: Callable[[], None] = getattr(time, "tzset", lambda: None)
+    set_zone()
+    try:
+        yield
+    finally:
+        os.environ.pop("TZ")
+        if before is not None:
+            os.environ["TZ"] = before
+        set_zone()
 
 
 def parts_for(store: ObjectStore, count: int) -> list[bytes]:
