@@ -73,18 +73,32 @@ class Asynchronous:
 
 
 class Loop:
-    """An event loop on a thread of its own, with a deadline."""
+    """An event loop on a thread of its own, with a deadline. It serves one test, or several in turn."""
 
     def __init__(self, seconds_max: float) -> None:
-        self._seconds_max = seconds_max
-        self._until = time.monotonic() + seconds_max
-        self._grace = min(GRACE_SECONDS, seconds_max)
-        self._late = False
+        self.begin(seconds_max)
         self._pooled = set(pools._threads_queues)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_log_later)
         self._thread = threading.Thread(target=self._serve, name="conformance", daemon=True)
         self._thread.start()
+
+    def begin(self, seconds_max: float) -> None:
+        """Begin a test, whose deadline is so far away."""
+        self._seconds_max = seconds_max
+        self._until = time.monotonic() + seconds_max
+        self.grace_seconds = min(GRACE_SECONDS, seconds_max)
+        self._late = False
+
+    def is_running_here(self) -> bool:
+        """Return True if the caller runs on this loop."""
+        return threading.current_thread() is self._thread
+
+    def is_busy(self) -> bool:
+        """Return True if a task is left, or if the loop does not answer."""
+        asked = asyncio.run_coroutine_threadsafe(_others(), self._loop)
+        done, _ = wait_for([asked], timeout=self.grace_seconds)
+        return not done or bool(asked.result())
 
     def run(self, coroutine: Coroutine[Any, Any, T], /) -> T:
         """Run a coroutine, as `Run` says.
@@ -92,7 +106,7 @@ class Loop:
         The first call after the deadline fails the test; teardown has a grace.
         """
         assert threading.current_thread() is not self._thread, "`run` called in a coroutine: await it instead"
-        left = self._grace if self._late else max(self._until - time.monotonic(), 0)
+        left = self.grace_seconds if self._late else max(self._until - time.monotonic(), 0)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             done, _ = wait_for([future], timeout=left)
@@ -107,10 +121,10 @@ class Loop:
     def close(self) -> None:
         """Cancel what still runs and end the loop within the grace, or leave both behind."""
         ended = asyncio.run_coroutine_threadsafe(self._cancelled(), self._loop)
-        done, _ = wait_for([ended], timeout=self._grace)
+        done, _ = wait_for([ended], timeout=self.grace_seconds)
         if done:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(self._grace)
+            self._thread.join(self.grace_seconds)
         if self._thread.is_alive():
             self._leave_behind()
         else:
@@ -122,7 +136,7 @@ class Loop:
 
     async def _cancelled(self) -> None:
         """End every task except this one, and the pool of `to_thread` too."""
-        others = asyncio.all_tasks() - {asyncio.current_task()}
+        others = await _others()
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -157,6 +171,11 @@ class Loop:
         """
         for thread in set(pools._threads_queues) - self._pooled:
             pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # typed as read-only
+
+
+async def _others() -> set[asyncio.Task[Any]]:
+    """Return all tasks of the loop except this one."""
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 def _log_later(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -83,6 +83,21 @@ class _Backend(ABC):
     def keys_in_store(self) -> set[str]:
         """Return the keys that are really stored, found by other means than the backend."""
 
+    def borrow_backend(self, *, is_kept: bool = True) -> Any:
+        """Return a client that may have served other tests. The command overrides this.
+
+        With `is_kept`, closing it changes nothing. By default, it is a fresh client.
+        """
+        return self.open_backend()
+
+    async def give_back(self, client: Any) -> None:
+        """End the use of a client of the layer `store`: by default, close it. The command overrides this."""
+        await client.aclose()
+
+    @abstractmethod
+    def open_backend(self) -> Any:
+        """Return a fresh client of the same place at every call. The place is empty when a test begins."""
+
     def note_retry(self) -> None:
         """Count a call that is repeated because the backend refused it for now.
 
@@ -105,32 +120,36 @@ class _Backend(ABC):
 
 class _AsStore(StoreConformance):
     open_backend: Any
+    borrow_backend: Any
     note_retry: Any
 
     def open_store(self) -> ObjectStore:
         return PatientStore(self.open_backend(), self.note_retry)
 
+    def borrow_store(self) -> ObjectStore:
+        return PatientStore(self.borrow_backend(is_kept=False), self.note_retry)
+
 
 class _AsTier(OffloaderConformance):
-    open_backend: Any
+    borrow_backend: Any
     note_retry: Any
 
     codings = ("lz4", "zstd")
 
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(PatientStore(self.open_backend(), self.note_retry))
+        return ObjectStoreOffloader(PatientStore(self.borrow_backend(), self.note_retry))
 
     def open_coded(self, coding: str) -> LedgerOffloader:
-        store = PatientStore(self.open_backend(), self.note_retry)
+        store = PatientStore(self.borrow_backend(), self.note_retry)
         return ObjectStoreOffloader(store, options=TierOptions(compression=Compression.parse(coding)))
 
 
 class _AsProtocol(ProtocolConformance):
-    open_backend: Any
+    borrow_backend: Any
     note_retry: Any
 
     def open_store(self) -> ObjectStore:
-        return PatientStore(self.open_backend(), self.note_retry)
+        return PatientStore(self.borrow_backend(), self.note_retry)
 
 
 class _AsOffloader(OffloaderConformance):

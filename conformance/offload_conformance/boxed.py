@@ -9,6 +9,7 @@ import pytest
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
+from offload_conformance.asynchronous import Run
 from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
 from offload_conformance.contender import ContenderTask
 from offload_conformance.current import CURRENT
@@ -37,14 +38,27 @@ def _store(place: StorePlace) -> type:
         @pytest.fixture(autouse=True)
         def _account(self, request: pytest.FixtureRequest) -> Iterator[None]:
             self.account = place.begin(request.node.nodeid)
+            failed = request.session.testsfailed
             yield
+            place.lending.end(passed=request.session.testsfailed == failed)
             place.clean(self.account)
+
+        @pytest.fixture
+        def run(self) -> Iterator[Run]:
+            with place.lending.loop(place.clause_seconds_max) as run:
+                yield run
 
         def note_retry(self) -> None:
             self.account.note_retry()
 
         def open_backend(self) -> ObjectStore:
             return place.open(self.account)
+
+        def borrow_backend(self, *, is_kept: bool = True) -> ObjectStore:
+            return place.borrow(self.account, is_kept=is_kept)
+
+        async def give_back(self, client: ObjectStore) -> None:
+            """Do nothing: all clients of a test are taken back at its end."""
 
         def open_unreachable(self) -> ObjectStore | None:
             return place.open_unreachable()

@@ -29,6 +29,7 @@ from offload.urls import FILE_SCHEME
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
 from offload_conformance.contender import ContenderTask, job_of_backend
 from offload_conformance.declared import Declared
+from offload_conformance.lending import Lending
 from offload_conformance.recording import Folder, FolderAccount, Looker, RecordingStore, told
 
 UNSEEN: Final = "the suite cannot see what this offloader stores, because it has no object store"
@@ -87,6 +88,7 @@ class StorePlace(BackendPlace):
         self.upload_size_bytes = upload_size_bytes
         self.meant = meant_by(backend, server_version)
         self.looker = Looker(self._bare)
+        self.lending = Lending(self._bare)
         self._closed = socket.socket()
         # Bound and never listened on: a client that connects is refused, and no other program gets the port.
         self._closed.bind(("127.0.0.1", 0))
@@ -111,7 +113,14 @@ class StorePlace(BackendPlace):
 
     def open(self, account: FolderAccount) -> ObjectStore:
         """Return a fresh client of a test's folder."""
-        return Folder(RecordingStore(self._bare(), account), account.folder)
+        return self._in_folder(self._bare(), account)
+
+    def borrow(self, account: FolderAccount, *, is_kept: bool) -> ObjectStore:
+        """Return a client of a test's folder that may have served other tests."""
+        return self._in_folder(self.lending.borrow(is_kept=is_kept), account)
+
+    def _in_folder(self, client: ObjectStore, account: FolderAccount) -> ObjectStore:
+        return Folder(RecordingStore(client, account), account.folder)
 
     def open_unreachable(self) -> ObjectStore | None:
         """Return a client of a port on which nobody listens; None if neither URL nor options name one."""
@@ -163,6 +172,7 @@ class StorePlace(BackendPlace):
     def close(self) -> None:
         """Close the client that looks and cleans up."""
         self._closed.close()
+        self.lending.end(passed=False)
         self.looker.close()
 
     def _bare(self) -> ObjectStore:

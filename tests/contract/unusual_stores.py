@@ -280,18 +280,18 @@ class SendsLosersAway(MemoryStore):
 
 
 class ShortKeys(StoreDecorator):
-    """A store of keys up to 511 bytes without combining marks, which declares both, like a
-    database column.
-    """
+    """A store of short keys without combining marks, which declares both, like a database column."""
+
+    most = 511
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, key_size_bytes_max=511, keys_refused="[\u0300-\u036f]")
+        return replace(super().capabilities, key_size_bytes_max=self.most, keys_refused="[\u0300-\u036f]")
 
     def checked(self, key: str) -> str:
         """Return the key if this store takes it."""
-        if len(check_key(key).encode()) > 511:
-            raise Misuse(f"{key[:40]!r}… has more than 511 bytes")
+        if len(check_key(key).encode()) > self.most:
+            raise Misuse(f"{key[:40]!r}… has more than {self.most} bytes")
         if any("\u0300" <= letter <= "\u036f" for letter in key):
             raise Misuse(f"{key!r} has a combining mark")
         return key
@@ -319,6 +319,74 @@ class ShortKeys(StoreDecorator):
 
     async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         return await super().start_upload(self.checked(key), metadata=metadata)
+
+
+class ShorterKeys(ShortKeys):
+    """A store of keys up to 300 bytes: too short for the longest names of streams."""
+
+    most = 300
+
+
+class OwnFolders(MemoryStore):
+    """A store with folders of its own, which stay when their last key is deleted, like a file system."""
+
+    folders: Final[dict[int, set[str]]] = {}
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        kept = self.folders.setdefault(id(self.objects), set())
+        names = {name async for name in super().level(prefix)}
+        names |= {each for each in kept if each.startswith(prefix) and "/" not in each[len(prefix) : -1]}
+        for name in sorted(names - {prefix}):
+            yield name
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        kept = self.folders.setdefault(id(self.objects), set())
+        for key in keys:
+            parts = check_key(key).split("/")
+            kept |= {"/".join(parts[:count]) + "/" for count in range(1, len(parts)) if key in self.objects}
+        await super().delete(keys)
+
+
+class SlowToOpen(StoreDecorator):
+    """A store whose clients need half a second before their first answer: a token, TLS, a pool."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._opening: asyncio.Lock | None = asyncio.Lock()
+
+    async def opened(self) -> None:
+        """Wait for the token, once."""
+        if self._opening is not None:
+            async with self._opening:
+                if self._opening is not None:
+                    await asyncio.sleep(0.5)
+                    self._opening = None
+
+    async def put(self, key: str, body: Body) -> None:
+        check_key(key)
+        await self.opened()
+        await super().put(key, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await self.opened()
+        await super().create(key, data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        await self.opened()
+        return await super().get(key, span)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        await self.opened()
+        async for row in super().list(prefix, after=after):
+            yield row
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self.opened()
+        await super().delete(keys)
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        await self.opened()
+        return await super().start_upload(key, metadata=metadata)
 
 
 class RefusingOffloader(PatientOffloader):
@@ -370,6 +438,9 @@ ODD_STORES: Final[dict[str, Callable[[dict[str, bytes], int], ObjectStore]]] = {
     "throttles": lambda objects, number: Refusing(MemoryStore(objects=objects), seed=number),
     "sends-losers-away": lambda objects, _: SendsLosersAway(objects=objects),
     "short-keys": lambda objects, _: ShortKeys(MemoryStore(objects=objects)),
+    "shorter-keys": lambda objects, _: ShorterKeys(MemoryStore(objects=objects)),
+    "own-folders": lambda objects, _: OwnFolders(objects=objects),
+    "slow-to-open": lambda objects, _: SlowToOpen(MemoryStore(objects=objects)),
     "tiny-pages": lambda objects, _: TinyPages(objects=objects),
     "pages-of-two": lambda objects, _: PagesOfTwo(objects=objects),
     "austere": lambda objects, _: Austere(objects=objects),

@@ -73,6 +73,14 @@ class StoreClauses(Asynchronous, ABC):
     def open_store(self) -> ObjectStore:
         """Return a fresh client of the same place, which is empty when a test begins."""
 
+    def borrow_store(self) -> ObjectStore:
+        """Return a client of the place that may have served other tests. By default, it is a fresh one."""
+        return self.open_store()
+
+    async def give_back(self, client: ObjectStore) -> None:
+        """End the use of a client of `borrow_store`. By default, it is closed."""
+        await client.aclose()
+
     @abstractmethod
     def keys_in_store(self) -> set[str]:
         """Return the keys that are really stored, found by other means than the store."""
@@ -110,14 +118,22 @@ class StoreClauses(Asynchronous, ABC):
             run(client.aclose())
 
     @pytest.fixture
-    def store(self, open_client: Callable[[], ObjectStore]) -> ObjectStore:
+    def store(self, run: Run) -> Iterator[ObjectStore]:
         """The client under test."""
-        return open_client()
+        yield from self._for_the_test(run)
 
     @pytest.fixture
-    def other(self, open_client: Callable[[], ObjectStore]) -> ObjectStore:
+    def other(self, run: Run) -> Iterator[ObjectStore]:
         """A second client of the same place."""
-        return open_client()
+        yield from self._for_the_test(run)
+
+    def _for_the_test(self, run: Run) -> Iterator[ObjectStore]:
+        async def on_the_loop() -> ObjectStore:
+            return self.borrow_store()
+
+        client = run(on_the_loop())
+        yield client
+        run(self.give_back(client))
 
     @pytest.fixture
     def note(self, request: pytest.FixtureRequest) -> Callable[[str], None]:
@@ -160,8 +176,8 @@ async def listed(
 
 def refuses(store: ObjectStore, key: str) -> bool:
     """Return True if the store declares that it cannot hold this key."""
-    pattern = store.capabilities.keys_refused
-    return pattern is not None and re.search(pattern, key) is not None
+    pattern, most = store.capabilities.keys_refused, store.capabilities.key_size_bytes_max
+    return len(key.encode()) > most or (pattern is not None and re.search(pattern, key) is not None)
 
 
 async def level(store: ObjectStore, prefix: str) -> list[str]:

@@ -100,7 +100,7 @@ class KeyClauses(StoreClauses):
             with naming(f"a read of {key!r}"):
                 assert await store.get(key) == key.encode()
             # Azurite lists nothing by a prefix that ends with the last byte of a longest part.
-            begin = key if len(key) < LONG_PART else key[:-1]
+            begin = key if len(key.encode()) < LONG_PART else key[:-1]
             for prefix, after in ((begin, ""), (key[:4], key)):
                 found = keys(await listed(store, prefix, after=after))
                 wanted = [
