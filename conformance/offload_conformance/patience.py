@@ -59,10 +59,9 @@ class PatientStore(RetryingStore):
     def __init__(self, inner: ObjectStore, count: Count) -> None:
         async def pause(seconds: float) -> None:
             task = asyncio.current_task()
-            # Repeated, the call would go on as if nobody had cancelled it.
-            assert task is None or not task.cancelling(), (
-                "a cancelled call: expected `CancelledError`, or its result; found `TryAgain`"
-            )
+            if task is not None and task.cancelling():
+                # Repeated, the call would go on as if nobody had cancelled it.
+                raise AssertionError("a cancelled call: expected `CancelledError`; found `TryAgain`")
             # Counted before the pause, so that a repeat that a deadline cuts off is in the report too.
             count()
             await asyncio.sleep(seconds)

@@ -94,7 +94,8 @@ def test_the_message_of_a_failure_states_the_expected_and_the_found_value(folder
         out, _ = process.communicate(timeout=120)
 
     assert process.returncode == 1
-    assert "AssertionError: assert b'012345678' == b'0123456789'" in out
+    assert "Span(start=0, length=10, follows=0) of b'0123456789'" in out
+    assert "assert b'012345678' == b'0123456789'" in out
 
 
 @few("other ways to hang; make test has a call that blocks the event loop", 3, start=1)

@@ -52,10 +52,7 @@ class StoreReadClauses(StoreClauses):
             start, end = clip(span, len(objects[key]))
             with naming(f"a read of {span} of {len(objects[key])} bytes"):
                 read = await store.get(key, span)
-            if read != objects[key][start:end]:
-                pytest.fail(
-                    f"{span} of {objects[key]!r}: expected {objects[key][start:end]!r}; found {read!r}"
-                )
+            assert read == objects[key][start:end], f"{span} of {objects[key]!r}"
             assert type(read) is bytes or (type(read) is memoryview and read.readonly)
 
         for key, data in objects.items():
