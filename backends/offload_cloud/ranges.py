@@ -54,8 +54,8 @@ def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:
     """
     clip(span, 0)
     match span:
-        case Span(start, length):
-            return Span(min(start, FAR), max(1, min(length, FAR)))
+        case Span(start, length, follows):
+            return Span(min(start, FAR), max(1, min(length, FAR)), follows)
         case Suffix(length):
             return Suffix(max(1, min(length, FAR)))
         case _:

@@ -12,6 +12,7 @@ deletion without errors. So success is read from something that the reply contai
     CreateMultipartUpload           the upload's id
     CompleteMultipartUpload         the key (its `ETag` is empty on Ceph's gateway)
     AbortMultipartUpload            nothing; its status is 204
+    DeleteObject                    the same
 
 `S3Store.ask` takes a proof for each request. MinIO, Ceph's gateway, moto and AWS send all of this.
 """
@@ -23,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 __all__ = [
     "Proof",
-    "is_aborted",
+    "has_no_content",
     "is_completed",
     "is_page",
     "is_page_of_uploads",
@@ -81,8 +82,8 @@ def is_completed(reply: Any) -> bool:
     return bool(reply.get("Key"))
 
 
-def is_aborted(reply: Any) -> bool:
-    """Prove a reply to AbortMultipartUpload."""
+def has_no_content(reply: Any) -> bool:
+    """Prove a reply to AbortMultipartUpload or DeleteObject."""
     return bool(reply["ResponseMetadata"]["HTTPStatusCode"] == NO_CONTENT)
 
 

@@ -62,6 +62,7 @@ from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, statu
 from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
 from offload_s3.proofs import (
     Proof,
+    has_no_content,
     is_page,
     is_page_of_uploads,
     is_tagged,
@@ -250,7 +251,7 @@ class S3Store(ObjectStore, SignsReads):
         for key in filter(NO_XML.search, everything):
             client = await self.client()
             call = client.delete_object(Bucket=self.bucket, Key=key, **self._payer)
-            await self.ask(call, f"delete {key!r}", mutation=True)
+            await self.ask(call, f"delete {key!r}", proof=has_no_content, mutation=True)
         names = [key for key in everything if not NO_XML.search(key)]
         for start in range(0, len(names), DELETE_BATCH_MAX):
             batch = names[start : start + DELETE_BATCH_MAX]

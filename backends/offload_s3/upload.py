@@ -11,7 +11,7 @@ from offload.contracts.store import Upload
 from offload.errors import NotFound
 from offload.formats.checksums import crc32c
 from offload.store.parts import check_part, part_numbers
-from offload_s3.proofs import is_aborted, is_completed, is_tagged
+from offload_s3.proofs import has_no_content, is_completed, is_tagged
 
 if TYPE_CHECKING:
     from offload_s3.store import S3Store
@@ -54,6 +54,6 @@ class S3Upload(Upload):
         try:
             call = client.abort_multipart_upload(**self._where)
             what = f"abort {self._key!r}"
-            await self._store.ask(call, what, proof=is_aborted, key=self._key, mutation=True)
+            await self._store.ask(call, what, proof=has_no_content, key=self._key, mutation=True)
         except NotFound:
             pass  # an earlier try ended it, and its reply was lost

@@ -185,10 +185,10 @@ class ObjectStore(ABC):
     **Stored checksums are true.** If `stored_crc32c` returns a number, it is the object's CRC-32C.
     **Keys are checked.** A malformed key raises `Misuse` and changes nothing.
     **Metadata is replaced with its object.** An object has only the metadata that it was written with.
-    **Success is recognised.** A reply counts as a success only if it has what the store's own must have.
 
-    A portal or a proxy may answer 200 to any request. Its page raises `TryAgain`, or `OutcomeUnknown` for a
-    mutation, as if there were no reply.
+    A reply counts as a success only if it has what the store's own must have. A portal or a proxy may answer
+    200 to any request. Its page raises `TryAgain`, or `OutcomeUnknown` for a mutation, as if there were no
+    reply.
 
     `Misuse` is also raised for a negative span, for a body whose windows are not `size_bytes` long, and for a
     key that the store cannot hold beside its other keys. A file system, for example, has no `a` beside `a/b`;

@@ -277,7 +277,7 @@ class DescribesTheDeleted(MemoryStore):
             return self.left[key]
 
 
-@bug("what_is_absent_has_no_metadata")
+@bug("keys_are_checked")
 class AsksForAnyKey(MemoryStore):
     """Asks for the metadata of a key without checking it.
 
