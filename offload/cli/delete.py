@@ -44,9 +44,9 @@ def delete(
             found = await live_manifests(offloader, stream)
             if found and (part := await part_named(offloader, stream)) is not None:
                 print_note(f"this is part {part.number} of stream {part.first!r}, whose readers will skip it")
-            if not found or dry_run:
+            if dry_run:
                 return found
-            if not yes:
+            if found and not yes:
                 _ask(stream, found)
             await delete_parts(offloader, stream, found)
             return found

@@ -2,7 +2,8 @@
 
 Invariants: an unwrapped key is in memory alone, and is used for `KEPT_SECONDS` at most; a stream that has a
 key is never continued in the clear; no rebuild makes a key; whoever asks for encrypted fragments only reads
-and writes no other; a forked process uses no key and no service of its parent process.
+and writes no other; a forked process uses no key and no service of its parent process. A key that was made
+for an ended life is taken back, and nothing is written under it: a shred may have listed the keys before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
@@ -19,9 +20,10 @@ from weakref import WeakValueDictionary
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.errors import Corrupt, Denied, Misuse
+from offload.errors import Corrupt, Denied, Misuse, StreamDeleted
 from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
+from offload.formats.keys import StreamKeys
 from offload.formats.sealing import KEY_SECTION, KEY_SIZE_BYTES, DataKey, unwrapped
 from offload.model.labels import MasterKey
 from offload.native.key_objects import asking, listed_keys, open_key, store_key, try_master_key
@@ -96,11 +98,18 @@ class KeyRing:
             raise Denied(f"stream {stream!r} has no key to encrypt it; name a master key with --encrypt")
 
     async def for_writing(
-        self, store: ObjectStore, stream: str, incarnation: UUID, *, base_version: int
+        self,
+        store: ObjectStore,
+        stream: str,
+        incarnation: UUID,
+        *,
+        base_version: int,
+        refuse_if_over: Callable[[], Awaitable[None]],
     ) -> StreamKey | None:
         """Return the key of this life of the stream. It is made if there is none yet.
 
-        `base_version` is that of a committed root of this life, the newest that the caller knows. Returns
+        `base_version` is that of a committed root of this life, the newest that the caller knows.
+        `refuse_if_over` looks at the newest root, and raises `StreamDeleted` if this life has ended. Returns
         None if there is no key and `new` is None: the stream is not encrypted. Raises `Denied` instead of
         that with `encrypted_only`, if a key object is lost in both copies, or if the key service refuses.
         Raises `TryAgain` if that is down.
@@ -110,11 +119,10 @@ class KeyRing:
         async with self._lock(store.url, stream):
             found = self._kept_of_life(store, stream, incarnation)
             if found is None:
-                found = await self._find(store, stream, incarnation)
+                found = await self._find(store, stream, incarnation, refuse_if_over)
             if found is None and self.new is not None:
-                found = await self._make(
-                    store, stream, incarnation, master=self.new, base_version=base_version
-                )
+                draft, raw = self._draft(stream, incarnation, self.new, base_version)
+                found = await self._make(store, draft, raw, refuse_if_over)
             if found is None:
                 self._refuse_plain(stream)
             return found
@@ -137,19 +145,28 @@ class KeyRing:
         key = await self.load(store, stream, incarnation, uid)
         return unwrapped(wrapped, key.raw, where=where)
 
-    async def _find(self, store: ObjectStore, stream: str, incarnation: UUID) -> StreamKey | None:
+    async def _find(
+        self,
+        store: ObjectStore,
+        stream: str,
+        incarnation: UUID,
+        refuse_if_over: Callable[[], Awaitable[None]],
+    ) -> StreamKey | None:
         copies = await listed_keys(store, stream, incarnation)
         # A key with both copies comes first. One with a single copy is half lost, or was never finished. It
         # is used if no other key may be made, because the alternative is to write in the clear.
         whole = {uid for uid, counts in copies.items() if 2 in counts.values()}
         if not (usable := whole if whole or self.new is not None else copies):
             return None
+        # An earlier call may have made it for an ended life, and have failed to take it back.
+        await refuse_if_over()
         return await self.load(store, stream, incarnation, min(usable))
 
-    async def _make(
-        self, store: ObjectStore, stream: str, incarnation: UUID, *, master: MasterKey, base_version: int
-    ) -> StreamKey:
-        uid, raw = self.env.uuid(), self.token(KEY_SIZE_BYTES)
+    def _draft(
+        self, stream: str, incarnation: UUID, master: MasterKey, base_version: int
+    ) -> tuple[KeyObject, bytes]:
+        """Return the object of a new key, still without the wrapped key, and the key."""
+        uid = self.env.uuid()
         draft = KeyObject(
             stream=stream,
             base_version=base_version,
@@ -160,12 +177,27 @@ class KeyRing:
             own=master.is_own,
             wrapped="",
         )
+        return draft, self.token(KEY_SIZE_BYTES)
+
+    async def _make(
+        self, store: ObjectStore, draft: KeyObject, raw: bytes, refuse_if_over: Callable[[], Awaitable[None]]
+    ) -> StreamKey:
+        life, uid = UUID(draft.incarnation), UUID(draft.uid)
         if draft.own:
-            with asking(stream):
+            with asking(draft.stream):
                 await self.service.create(draft.label)
         await store_key(store, self.service, draft, raw, self.env)
-        key = StreamKey(uid=uid, incarnation=incarnation, raw=raw)
-        self._keep(store, stream, key)
+        try:
+            await refuse_if_over()
+        except StreamDeleted:
+            # The master key first: only the key object names it. If it stays, the next shred finds both.
+            if draft.own:
+                with asking(draft.stream):
+                    await self.service.destroy(draft.label)
+            await store.delete(StreamKeys(draft.stream).key_objects(life, uid, draft.generation))
+            raise
+        key = StreamKey(uid=uid, incarnation=life, raw=raw)
+        self._keep(store, draft.stream, key)
         return key
 
     async def load(self, store: ObjectStore, stream: str, incarnation: UUID, uid: UUID) -> StreamKey:

@@ -64,7 +64,11 @@ class StreamEncryption:
         if self._ring is not None:
             try:
                 found = await self._ring.for_writing(
-                    self._tier.store, manifest.stream, manifest.incarnation, base_version=manifest.version
+                    self._tier.store,
+                    manifest.stream,
+                    manifest.incarnation,
+                    base_version=manifest.version,
+                    refuse_if_over=lambda: self.refuse_if_over(manifest, None),
                 )
             except Denied as refused:
                 await self.refuse_if_over(manifest, refused)

@@ -88,10 +88,19 @@ async def open_behind(offloader: LedgerOffloader, part: StreamPart, *, env: Env)
     if manifest is not None:
         return manifest
     await close_before(offloader, part, source_epoch=0, env=env)
-    # A rival that got the root may have begun to copy. It is fenced, and looks again.
-    writer = await StreamWriter.claim(
-        offloader, part.name, is_new=True, first_offset=end_of_chunk(part.behind), agree=never, env=env
-    )
+    try:
+        writer = await StreamWriter.claim(
+            offloader,
+            part.name,
+            is_new=True,
+            first_offset=end_of_chunk(part.behind),
+            expected_version=0,
+            agree=never,
+            env=env,
+        )
+    except Conflict:
+        # A rival got the root, and may have begun to copy. Or the stream was deleted, and the part with it.
+        return await offloader.load_manifest(part.name)
     return writer.manifest
 
 

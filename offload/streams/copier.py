@@ -157,9 +157,11 @@ class StreamCopier:
             raise _named(damage, self.stream, start) from damage
 
     async def _claim(self, snapshot: Snapshot) -> StreamWriter:
-        before = self.manifest
+        before, expected_version = self.manifest, self.expected_version
         await refuse_name_of_part(self.offloader, self.part)
         if self.part.number > 1 and (before is None or not before.fragments):
+            # Whoever deletes the stream gives a part without a root a tombstone. No claim may revive it.
+            expected_version = 0 if before is None else expected_version
             closed = await close_before(self.offloader, self.part, source_epoch=snapshot.epoch, env=self.env)
             # The process that recorded the part may have had the master key, and this one lacks it.
             await self.offloader.begin_part(self.part, before=closed)
@@ -170,7 +172,7 @@ class StreamCopier:
             is_new=before is None,
             first_offset=snapshot.first_offset,
             source_epoch=snapshot.epoch,
-            expected_version=self.expected_version,
+            expected_version=expected_version,
             agree=agreement(self.offloader, self.stream, snapshot, check=self.check),
             env=self.env,
         )

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -149,24 +150,49 @@ async def close_before(
 ) -> Manifest | None:
     """Fence every writer of the part before a recorded one. Raises `Fenced` for a deposed source.
 
-    Returns the manifest of the part before. Returns None if there is none, because it was deleted.
+    Returns the manifest of the part before. Raises `StreamDeleted` if there were parts before, and all were
+    deleted: the stream is over, and whoever deleted it is told that it has no other part. Returns None if
+    there was none: a copy of a tier may have brought a later part alone.
     """
+    deleted: StreamDeleted | None = None
     for before in reversed([StreamPart(part.first), *await offloader.parts(part.first)]):
         if before.number >= part.number:
             continue
-        try:
-            base = await offloader.load_manifest(before.name)
-        except BeingRebuilt:  # it may have a writer, and no claim fences it now
-            raise
-        except NotOffloaded:
-            continue  # it has no writer, and a claim would begin it
         # The epochs of a stream that was restored have nothing to do with those of the stream before.
         epoch = 0 if part.behind else source_epoch
-        writer = await StreamWriter.claim(
-            offloader, before.name, base=base, source_epoch=epoch, agree=never, env=env
-        )
-        return writer.manifest
+        try:
+            return await _fenced(offloader, before.name, source_epoch=epoch, env=env)
+        except BeingRebuilt:  # it may have a writer, and no claim fences it now
+            raise
+        except StreamDeleted as error:
+            deleted = deleted or error
+        except NotOffloaded:
+            continue  # it has no writer, and a claim would begin it
+    if deleted is not None:
+        raise StreamDeleted(
+            f"{deleted}, with all parts before {part.name!r}, which therefore cannot begin; "
+            f"`offload delete TIER {part.first}` ends it too",
+            epoch=deleted.epoch,
+        ) from deleted
     return None
+
+
+async def _fenced(offloader: LedgerOffloader, stream: str, *, source_epoch: int, env: Env) -> Manifest:
+    """Claim a live stream. Raises as `load_manifest` if it is not live, also if it was deleted meanwhile."""
+    while True:
+        base = await offloader.load_manifest(stream)
+        # Without the version, the claim of a process that stalls here would begin a deleted stream again.
+        with suppress(Conflict):
+            writer = await StreamWriter.claim(
+                offloader,
+                stream,
+                base=base,
+                source_epoch=source_epoch,
+                expected_version=base.version,
+                agree=never,
+                env=env,
+            )
+            return writer.manifest
 
 
 async def begin_part(

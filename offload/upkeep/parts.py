@@ -14,13 +14,19 @@ used again. By age and size, the last fragment of the newest part with data stay
     between two trims            older parts trimmed, newer ones not     the next run, which plans again
     between two deletions        the older parts, as one stream          the next deletion
 
+A deletion ends with a fence that no new part passes (`refuse_new_parts`). A part is recorded before the part
+before it is fenced, and claimed after that (`streams.parts`). So a process that may still claim one has
+recorded it already, and the look after the last tombstone finds it; or it is refused, because all parts
+before are tombstones (`close_before`). A part that was recorded and not claimed gets a tombstone too.
+
 Invariants: data goes oldest first in a trim, and newest part first in a deletion. So what is left is one
-history at any moment. No part is deleted that the caller did not see.
+history at any moment. No part with data is deleted that the caller did not see. After a deletion of all
+parts, the stream has no other part, and gets none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from offload.contracts.catalogue import Catalogue
@@ -29,9 +35,18 @@ from offload.env import Env
 from offload.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart, part_like
+from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, TrimReport, delete_stream, plan_trim, trim
 
-__all__ = ["delete_parts", "link_copy", "live_manifests", "part_named", "trim_parts"]
+__all__ = [
+    "delete_parts",
+    "link_copy",
+    "live_manifests",
+    "part_named",
+    "refuse_new_parts",
+    "refuse_unseen",
+    "trim_parts",
+]
 
 
 async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manifest]:
@@ -40,7 +55,13 @@ async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manife
     Returns none if all were deleted. Raises `NotOffloaded` if the stream was never begun, and if a part is
     being rebuilt.
     """
-    found = []
+    found, _ = await _looked(offloader, stream)
+    return found
+
+
+async def _looked(offloader: LedgerOffloader, stream: str) -> tuple[list[Manifest], list[StreamPart]]:
+    """Return the newest manifests of the live parts, and the parts that were recorded and have no commit."""
+    found, recorded = list[Manifest](), list[StreamPart]()
     for part in [StreamPart(stream), *await offloader.parts(stream)]:
         try:
             found.append(await offloader.load_manifest(part.name))
@@ -51,7 +72,8 @@ async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manife
         except NotOffloaded:
             if part.number == 1:
                 raise
-    return found
+            recorded.append(part)
+    return found, recorded
 
 
 async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:
@@ -164,11 +186,41 @@ async def delete_parts(
     """Delete a stream with all of its parts, the newest part first. `seen` is from `live_manifests`.
 
     Raises `Conflict` if a part was begun since. The parts before it are then still there, except those that
-    were deleted, and so is the new one: look again.
+    were deleted, and so is the new one: look again. If nothing was live, it only makes sure of that.
     """
     for manifest in reversed(seen):
         # Looked up before each deletion: a writer may begin a part when it finds the last one gone.
-        known = {each.stream for each in seen}
-        if unseen := [m.stream for m in await live_manifests(offloader, stream) if m.stream not in known]:
-            raise Conflict(f"{unseen[0]!r} was begun meanwhile as a part of stream {stream!r}; run again")
+        await refuse_unseen(offloader, stream, {each.stream for each in seen})
         await delete_stream(offloader, manifest.stream, seen=manifest, env=env)
+    await refuse_new_parts(offloader, stream, env=env)
+
+
+async def refuse_unseen(offloader: LedgerOffloader, stream: str, known: Collection[str]) -> None:
+    """Raise `Conflict` if a stream has a live part whose name is not `known`."""
+    for manifest in await live_manifests(offloader, stream):
+        if manifest.stream not in known:
+            raise _unseen(manifest.stream, stream)
+
+
+def _unseen(part: str, stream: str) -> Conflict:
+    return Conflict(f"{part!r} was begun meanwhile as a part of stream {stream!r}; run again")
+
+
+async def refuse_new_parts(offloader: LedgerOffloader, stream: str, *, env: Env | None = None) -> None:
+    """Make sure that a stream whose parts were all deleted gets no other part, unless it is begun again.
+
+    Raises `Conflict` if one was begun meanwhile: it has data, which the caller did not see.
+    """
+    while True:
+        live, recorded = await _looked(offloader, stream)
+        # A stream that somebody has begun again is another one, and the parts are its own.
+        if (not live and not recorded) or any(each.stream == stream for each in live):
+            return
+        if live:
+            raise _unseen(live[0].stream, stream)
+        for part in recorded:
+            with suppress(Conflict):  # somebody has claimed it, and the next look finds that
+                writer = await StreamWriter.claim(
+                    offloader, part.name, is_new=True, expected_version=0, env=env
+                )
+                await delete_stream(offloader, part.name, seen=writer.manifest, env=env)

@@ -14,6 +14,9 @@
     after step 1      keys                               the next shred
     after step 4      a key whose master key is gone     the next shred: the service has no such key
 
+A stream with parts is shredded part by part, the newest first. It ends with the same fence as a deletion
+(`upkeep.parts`), so that no part begins that nobody has shredded.
+
 A key that fails keeps all of its objects, because only they name its master key. The other keys go.
 
 Invariants:
@@ -25,7 +28,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,9 +60,20 @@ from offload.native.key_objects import asking, decode_key_object, unwrap_key
 from offload.native.lost_roots import loss_shown_by_base
 from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
+from offload.upkeep.parts import refuse_new_parts, refuse_unseen
 from offload.upkeep.retention import delete_stream, load_unless_deleted
 
-__all__ = ["KeyFate", "ShredPlan", "ShreddedKey", "StoredKey", "plan_parts", "plan_shred", "planned", "shred"]
+__all__ = [
+    "KeyFate",
+    "ShredPlan",
+    "ShreddedKey",
+    "StoredKey",
+    "plan_parts",
+    "plan_shred",
+    "planned",
+    "shred",
+    "shred_parts",
+]
 
 
 class KeyFate(StrEnum):
@@ -138,11 +152,14 @@ class StoredKey:
         return sorted({(each.label, each.own) for each in self.found})
 
 
-async def plan_shred(tier: Catalogue, stream: str, *, service: KeyService | None = None) -> ShredPlan:
+async def plan_shred(
+    tier: Catalogue, stream: str, *, service: KeyService | None = None, may_be_empty: bool = False
+) -> ShredPlan:
     """Return what a shred of this stream would do. Changes nothing.
 
-    Raises `Misuse` if the stream is not encrypted, or if it needs a key service and there is none;
-    `NoSuchKey` if the service lacks a master key of the live stream; and `NotOffloaded` as `load_manifest`.
+    A stream without fragments has no key yet, which is an error unless it `may_be_empty`. Raises `Misuse` if
+    the stream is not encrypted, or if it needs a key service and there is none; `NoSuchKey` if the service
+    lacks a master key of the live stream; and `NotOffloaded` as `load_manifest`.
     """
     offloader = native(tier, to="shred a stream of")
     manifest = await load_unless_deleted(offloader, stream)
@@ -152,7 +169,8 @@ async def plan_shred(tier: Catalogue, stream: str, *, service: KeyService | None
     if manifest is not None:
         mine = [key for key in keys if key.incarnation == manifest.incarnation]
         plain = await _plain_fragments(offloader, manifest)
-        if not mine and plain == manifest.fragments:
+        is_empty = may_be_empty and not manifest.fragments
+        if not mine and plain == manifest.fragments and not is_empty:
             raise Misuse(f"stream {stream!r} is not encrypted, so it has no key; use `offload delete` for it")
         await _check_service(mine, service)
         lost = await _lost_key(offloader, manifest, {key.uid for key in mine})
@@ -169,13 +187,34 @@ async def plan_parts(tier: Catalogue, stream: str, *, service: KeyService | None
     plans = []
     for part in [StreamPart(stream), *await tier.parts(stream)]:
         try:
-            plans.append(await plan_shred(tier, part.name, service=service))
+            is_later = part.number > 1
+            plans.append(await plan_shred(tier, part.name, service=service, may_be_empty=is_later))
         except BeingRebuilt:
             raise
         except NotOffloaded:
             if part.number == 1:
                 raise  # a later part may be begun, and have no data and no key yet
     return plans
+
+
+async def shred_parts(
+    tier: Catalogue,
+    stream: str,
+    plans: Sequence[ShredPlan],
+    *,
+    service: KeyService | None = None,
+    env: Env | None = None,
+) -> AsyncIterator[tuple[ShredPlan, list[ShreddedKey]]]:
+    """Shred each part of a stream, the newest first, and yield its plan and what became of its keys.
+
+    `plans` is from `plan_parts`. Raises `Conflict` if a part was begun meanwhile, before or after parts that
+    were shredded: plan and run again.
+    """
+    offloader = native(tier, to="shred a stream of")
+    for plan in reversed(plans):
+        await refuse_unseen(offloader, stream, {each.stream for each in plans})
+        yield plan, await shred(tier, plan, service=service, env=env)
+    await refuse_new_parts(offloader, stream, env=env)
 
 
 async def shred(

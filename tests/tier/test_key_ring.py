@@ -34,6 +34,10 @@ MARKER: Final = b"a key nobody may ever see here.."
 LIFE: Final = UUID(int=1)
 
 
+async def living() -> None:
+    """Find that the stream lives, in place of a look at its newest root."""
+
+
 def _other_label(sound: KeyObject) -> bytes:
     return replace(sound, label="other").encode()
 
@@ -116,16 +120,16 @@ class TestKeeping:
             ring = world.ring()
             names = [f"s{number}" for number in range(KEPT_MAX)]
             for name in names:
-                await ring.for_writing(world.store, name, LIFE, base_version=1)
+                await ring.for_writing(world.store, name, LIFE, base_version=1, refuse_if_over=living)
             # Used again, so it is not the next to go.
-            await ring.for_writing(world.store, names[0], LIFE, base_version=1)
-            await ring.for_writing(world.store, "one more", LIFE, base_version=1)
+            await ring.for_writing(world.store, names[0], LIFE, base_version=1, refuse_if_over=living)
+            await ring.for_writing(world.store, "one more", LIFE, base_version=1, refuse_if_over=living)
             assert len(ring._kept) == KEPT_MAX
             world.service.calls.clear()
 
-            await ring.for_writing(world.store, names[0], LIFE, base_version=1)
+            await ring.for_writing(world.store, names[0], LIFE, base_version=1, refuse_if_over=living)
             assert world.service.calls == []
-            await ring.for_writing(world.store, names[1], LIFE, base_version=1)
+            await ring.for_writing(world.store, names[1], LIFE, base_version=1, refuse_if_over=living)
             assert world.service.calls == ["unwrap"]
 
         run(scenario)
@@ -134,9 +138,9 @@ class TestKeeping:
         async def scenario(world: World) -> None:
             ring = world.ring()
             for name in "abc":
-                await ring.for_writing(world.store, name, LIFE, base_version=1)
+                await ring.for_writing(world.store, name, LIFE, base_version=1, refuse_if_over=living)
             world.now = KEPT_SECONDS
-            await ring.for_writing(world.store, "d", LIFE, base_version=1)
+            await ring.for_writing(world.store, "d", LIFE, base_version=1, refuse_if_over=living)
 
             assert [stream for _, stream, _, _ in ring._kept] == ["d"]
 
@@ -146,7 +150,7 @@ class TestKeeping:
         async def scenario(world: World) -> None:
             ring = world.ring()
             shared = ring.shared(new=ring.new, encrypted_only=False)
-            await shared.for_writing(world.store, "orders", LIFE, base_version=1)
+            await shared.for_writing(world.store, "orders", LIFE, base_version=1, refuse_if_over=living)
             await shared.aclose()
             assert len(ring._kept) == 1
 
@@ -160,8 +164,8 @@ class TestKeeping:
         async def scenario(world: World) -> None:
             ring, other = world.ring(), MemoryStore(name="other")
 
-            one = await ring.for_writing(world.store, "a", LIFE, base_version=1)
-            two = await ring.for_writing(other, "a", LIFE, base_version=1)
+            one = await ring.for_writing(world.store, "a", LIFE, base_version=1, refuse_if_over=living)
+            two = await ring.for_writing(other, "a", LIFE, base_version=1, refuse_if_over=living)
 
             assert one is not None
             assert two is not None
@@ -397,7 +401,9 @@ class TestCopies:
             ring.env, ring.new = replace(ring.env, uuid=lambda: LIFE), MasterKey(LABEL)
 
             with pytest.raises(AlreadyExists):
-                await ring.for_writing(world.store, "orders", UUID(int=2), base_version=1)
+                await ring.for_writing(
+                    world.store, "orders", UUID(int=2), base_version=1, refuse_if_over=living
+                )
             assert world.objects[name] == b"another object"
 
         run(scenario)
@@ -431,7 +437,7 @@ class TestLives:
 
         async def scenario(world: World) -> None:
             with pytest.raises(TryAgain, match="rotated or shredded while it was stored"):
-                await world.ring().for_writing(Gone(), "orders", LIFE, base_version=1)
+                await world.ring().for_writing(Gone(), "orders", LIFE, base_version=1, refuse_if_over=living)
 
         run(scenario)
 
@@ -449,7 +455,9 @@ class TestLives:
         replies: list[str] = []
 
         async def scenario(world: World) -> None:
-            assert await world.ring().for_writing(Flips(), "orders", LIFE, base_version=1)
+            assert await world.ring().for_writing(
+                Flips(), "orders", LIFE, base_version=1, refuse_if_over=living
+            )
 
         run(scenario)
         assert len(replies) == 4
@@ -457,7 +465,10 @@ class TestLives:
     def test_a_rival_that_makes_a_key_at_the_same_time_loses_nothing(self) -> None:
         async def scenario(world: World) -> None:
             rings = [world.ring(), world.ring()]
-            made = (ring.for_writing(world.store, "orders", LIFE, base_version=1) for ring in rings)
+            made = (
+                ring.for_writing(world.store, "orders", LIFE, base_version=1, refuse_if_over=living)
+                for ring in rings
+            )
             keys = await asyncio.gather(*made)
             assert len({key.uid for key in keys if key}) == 2
 
@@ -786,7 +797,9 @@ class TestServices:
                 return await super().wrap(label, key, context)
 
         async def scenario(world: World) -> None:
-            key = await world.ring().for_writing(world.store, "orders", LIFE, base_version=1)
+            key = await world.ring().for_writing(
+                world.store, "orders", LIFE, base_version=1, refuse_if_over=living
+            )
 
             assert key is not None
             purpose = {"purpose": "ledger-offload stream key"}
@@ -838,7 +851,7 @@ class TestSecrecy:
             events: list[Any] = []
             tier = ObjectStoreOffloader(world.store, ring=ring, emit=events.append)
             await append(tier)
-            key = await ring.for_writing(world.store, "orders", LIFE, base_version=1)
+            key = await ring.for_writing(world.store, "orders", LIFE, base_version=1, refuse_if_over=living)
             assert key is not None
             shown.extend(map(repr, [ring, key, ring.data_key(key, attempt=LIFE, first_offset=0), events]))
             world.service.unwraps_to = lambda key: key + b"x"

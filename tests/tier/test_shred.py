@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -64,6 +65,13 @@ async def shredded(world: World | Process, *, with_service: bool = True) -> list
 
 async def assert_bystander_reads(world: World) -> None:
     assert await read(world.tier(world.ring(None)), "bystander") == 10
+
+
+async def assert_no_key_is_left(world: World) -> None:
+    """Assert that `orders` has no key, and no master key of its own."""
+    bystander = key_object(world, "bystander").label
+    assert keys_of(world) == []
+    assert [label for label in world.service.masters if "shop" in label and label != bystander] == []
 
 
 async def is_live(world: World) -> bool:
@@ -474,6 +482,68 @@ class TestRivals:
                 ):  # the writer claimed the stream after the shred, or nobody shredded it
                     assert all(await is_encrypted(world))
                     assert await read(world.tier(world.ring(None))) in (10, 20)
+                else:
+                    await assert_no_key_is_left(world)
+
+        run(scenario)
+
+    def test_a_writer_that_stalled_before_a_shred_leaves_no_key_behind_it(self) -> None:
+        """It lists no key, and makes one for a life that has ended. A retry of it writes nothing either."""
+
+        async def scenario(_: World) -> None:
+            world = await made()
+            tier = world.tier(world.ring(OWN))
+            stalled = await StreamWriter.claim(tier, "orders")
+            [attempt] = await stalled.prepare([10])
+            await shredded(world)
+            before = set(world.objects)
+
+            for _ in range(2):
+                with pytest.raises(StreamDeleted):
+                    await tier.offload(
+                        ledger_of(10, first_offset=10), attempt, manifest=stalled.manifest, extra_metadata={}
+                    )
+
+            assert set(world.objects) == before
+            await assert_no_key_is_left(world)
+
+        run(scenario)
+
+    @pytest.mark.parametrize("operation", ["list", "delete"])
+    def test_a_key_that_could_not_be_taken_back_is_not_used(self, operation: str) -> None:
+        async def scenario(_: World) -> None:
+            world = await made()
+            tier = world.tier(world.ring(OWN))
+            stalled = await StreamWriter.claim(tier, "orders")
+            [attempt] = await stalled.prepare([10])
+            await shredded(world)
+            offload = partial(
+                tier.offload,
+                ledger_of(10, first_offset=10),
+                attempt,
+                manifest=stalled.manifest,
+                extra_metadata={},
+            )
+
+            async def nothing(called: str, key: str) -> None:
+                pass
+
+            async def fail(called: str, key: str) -> None:
+                if keys_of(world) and called == operation:
+                    raise TryAgain("the store does not answer")
+
+            world.store.before = fail
+            with pytest.raises(TryAgain):
+                await offload()
+            world.store.before = nothing
+            with pytest.raises(StreamDeleted):
+                await offload()
+
+            assert [
+                name for name in world.objects if name.startswith("orders/data/0000000000000000001")
+            ] == []
+            await shredded(world)
+            await assert_no_key_is_left(world)
 
         run(scenario)
 
