@@ -7,8 +7,9 @@ A file appears under its name when it is whole and durable, by a rename. So the 
 has come: a run that was killed is continued, and a later run adds what was committed since. All other names
 begin with an underscore, because programs that read a whole folder pass over such names.
 
-Invariants: no row is in two files, and none is left out; a folder has one stream in one format with the same
-columns; a file is never changed.
+Invariants: no row is in two files, and none that the tier has is left out. Rows that a trim took before they
+were exported end a run with an error if the tier shows them, and are a hole of the result if it does not. A
+folder has one stream in one format with the same columns, and is no part of the tier. A file is never changed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -33,6 +36,7 @@ from offload.local.files import explained
 from offload.local.segment_writer import sync_folder
 from offload.model.position import PartOffset
 from offload.tables import ArrowStream, RowPosition
+from offload.urls import FILE_SCHEME, scheme_of
 
 __all__ = ["ExportFormat", "ExportedRows", "export_stream"]
 
@@ -60,6 +64,12 @@ class ExportedRows:
     files: int = 0
     size_bytes: int = 0
     place: PartOffset | None = None
+    holes: tuple[tuple[int, int], ...] = ()
+    """Offsets between two parts, behind the last file of the run before, that no part has: [first, next).
+
+    The broker dropped these records before they were copied, or a trim took them before this run. The tier
+    does not show which. Offsets that two parts have do not show that a trim took the beginning of the second.
+    """
 
 
 def export_stream(
@@ -79,25 +89,28 @@ def export_stream(
     `start` counts only for a folder without files. A file has about `file_size_bytes` of chunks, and ends
     with a fragment. `progress` is called after each. If the run stops anywhere, the files stay, and the next
     run continues behind them. Raises `Misuse` if the folder has files of another stream, format or columns,
-    or if another process exports to it; `NotOffloaded` if rows behind its last file were trimmed; and as
-    `ArrowStream.to_batches`.
+    or if another process exports to it, or if it lies within the tier; `NotOffloaded` if rows behind its last
+    file were trimmed; and as `ArrowStream.to_batches`.
     """
     schema = stream.to_batches("next", None, columns, decode).schema
     settings = {"stream": stream.name, "format": str(format), "columns": schema.names, "decode": decode}
+    _refuse_tier(folder, stream.url)
     _make(folder)
     with _claimed(folder):
         done = ExportedRows(place=_end_of(folder))
         begin = start if done.place is None else done.place
         ranges = stream.split(begin, end, size_bytes=file_size_bytes)
-        _agree(folder, settings, stream.incarnations, is_begun=done.place is not None)
         if done.place is not None:
-            _check_trimmed(stream.name, done.place, ranges)
+            _check_trimmed(stream.name, done.place, stream.spans)
+            done = replace(done, holes=_holes(done.place, stream.spans))
+        _agree(folder, settings, stream.incarnations, is_begun=done.place is not None)
         for first, behind in ranges:
             path = folder / f"{first.part}-{first.offset:020}-{behind.offset:020}.{format}"
             batches = stream.to_batches(first, behind, schema.names, decode)
             with _appearing(path) as unfinished:
                 rows = _write(unfinished, format, batches)
-            done = ExportedRows(
+            done = replace(
+                done,
                 rows=done.rows + rows,
                 files=done.files + 1,
                 size_bytes=done.size_bytes + path.stat().st_size,
@@ -160,14 +173,30 @@ def _agree(folder: Path, settings: dict[str, Any], incarnations: dict[str, str],
             unfinished.write_text(text + "\n", encoding="utf-8")
 
 
-def _check_trimmed(stream: str, place: PartOffset, ranges: Sequence[tuple[PartOffset, PartOffset]]) -> None:
-    """Raise `NotOffloaded` if the part of the last file now begins behind its end."""
-    first = next((first for first, _ in ranges), place)
-    if first.part == place.part and first.offset > place.offset:
+def _check_trimmed(stream: str, place: PartOffset, spans: dict[int, tuple[int, int]]) -> None:
+    """Raise `NotOffloaded` if the part of the last file begins behind its end by now, or is empty."""
+    first, _ = spans.get(place.part, (place.offset, place.offset))
+    if first > place.offset:
         raise NotOffloaded(
-            f"stream {stream!r}: offsets [{place.offset}, {first.offset}) were trimmed before they were "
+            f"stream {stream!r}: offsets [{place.offset}, {first}) were trimmed before they were "
             "exported: take another folder"
         )
+
+
+def _holes(place: PartOffset, spans: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the offsets between the parts from that of the last file on."""
+    later = [span for number, span in sorted(spans.items()) if number >= place.part]
+    return tuple((end, first) for (_, end), (first, _) in pairwise(later) if end < first)
+
+
+def _refuse_tier(folder: Path, url: str) -> None:
+    """Raise `Misuse` for a folder of the tier itself, in which a sweep or a reader would meet the files."""
+    if scheme_of(url) != FILE_SCHEME:
+        return
+    tier = Path(unquote(url.removeprefix(f"{FILE_SCHEME}://")))
+    with explained("look at", folder):
+        if folder.resolve().is_relative_to(tier.resolve()):
+            raise Misuse(f"{folder} lies within the tier {url}: take a folder outside of it")
 
 
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, Any]:

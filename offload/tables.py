@@ -245,6 +245,16 @@ class ArrowStream:
         """The identity of each part, by its number. A stream that is deleted and begun again has another."""
         return {str(number): str(committed.incarnation) for number, committed in self._parts}
 
+    @property
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The first and the next offset of each part, by its number. They are equal if it has no rows."""
+        return {number: (each.first_offset, each.next_offset) for number, each in self._parts}
+
+    @property
+    def url(self) -> str:
+        """The URL of the tier."""
+        return self._tier.catalogue.url
+
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return all rows, with the columns of `schema`, by the stream protocol of Arrow's C interface."""
         return self.to_batches().__arrow_c_stream__(requested_schema)

@@ -11,7 +11,7 @@ import typer
 
 from offload.blocking import Blocking
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
-from offload.cli.kit.output import counted, print_json, size_text
+from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, position_of
@@ -91,6 +91,11 @@ def export(
     if json:
         print_json({"stream": stream, **asdict(done)})
         return
+    for first, following in done.holes:
+        print_note(
+            f"{stream}: no part has the offsets [{first}, {following}): the broker dropped them before they were "
+            "copied, or they were trimmed before they were exported"
+        )
     behind = "" if done.place is None else f"; the export ends at offset {done.place.offset}"
     files = counted(done.files, "file")
     print(f"{stream}: {counted(done.rows, 'row')} in {files}, {size_text(done.size_bytes)}{behind}")

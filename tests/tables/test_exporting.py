@@ -20,6 +20,7 @@ from offload_conformance import ledger_of, ledgers
 from tables.tier_in_memory import Row, World, rows_of, world
 
 from offload import Blocking, PartOffset, exporting
+from offload import open as open_tables
 from offload.errors import Misuse, NotOffloaded
 from offload.exporting import ExportFormat, export_stream
 from offload.upkeep.retention import Retention, trim
@@ -196,6 +197,43 @@ def test_rows_that_were_trimmed_before_the_next_run_are_reported(made: World, tm
     with pytest.raises(NotOffloaded, match=r"\[1, 2\) were trimmed before they were exported"):
         export_stream(made.tables["orders"], tmp_path)
     assert [value for *_, value in exported(tmp_path)] == [b"one"]
+
+
+def test_rows_of_a_part_that_was_trimmed_whole_before_the_next_run_are_reported(
+    made: World, tmp_path: Path
+) -> None:
+    made.blocking.append("orders", [b"one", b"two"])
+    export_stream(made.tables["orders"], tmp_path, end=1)
+    made.begin_part(2, [ledger_of(1, first_offset=5)])
+    made.blocking.run(trim(made.blocking.offloader, "orders", Retention(before_offset=2)))
+
+    with pytest.raises(NotOffloaded, match=r"\[1, 2\) were trimmed before they were exported"):
+        export_stream(made.tables["orders"], tmp_path)
+
+
+def test_offsets_between_parts_are_holes_of_the_run_that_passes_them(made: World, tmp_path: Path) -> None:
+    """A trim of the beginning of a part looks the same as a gap, so the run goes on, and says so."""
+    made.blocking.append("orders", [b"one", b"two"])
+    export_stream(made.tables["orders"], tmp_path)
+    made.begin_part(2, [ledger_of(1, first_offset=5)])
+
+    assert export_stream(made.tables["orders"], tmp_path).holes == ((2, 5),)
+    assert export_stream(made.tables["orders"], tmp_path).holes == ()
+    assert [offset for _, offset, *_ in exported(tmp_path)] == [0, 1, 5]
+
+
+@pytest.mark.parametrize("below", [".", "orders", "orders/data", "new/folder", "link"])
+def test_a_folder_of_the_tier_is_refused(tmp_path: Path, below: str) -> None:
+    tier = tmp_path / "100%25 tier"
+    with Blocking(str(tier)) as blocking:
+        blocking.append("orders", [b"one"])
+    (tmp_path / "link").symlink_to(tier / "orders")
+    folder = tmp_path / "link" / "data" if below == "link" else tier / below
+    before = sorted(tier.rglob("*"))
+
+    with open_tables(str(tier)) as tables, pytest.raises(Misuse, match="lies within the tier"):
+        export_stream(tables["orders"], folder)
+    assert sorted(tier.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", "/proc/none"])
