@@ -8,8 +8,9 @@ has come: a run that was killed is continued, and a later run adds what was comm
 begin with an underscore, because programs that read a whole folder pass over such names.
 
 Invariants: no row is in two files, and none that the tier has is left out. Rows that a trim took before they
-were exported end a run with an error if the tier shows them, and are a hole of the result if it does not. A
-folder has one stream in one format with the same columns, and is no part of the tier. A file is never changed.
+were exported end a run with an error if the tier shows it, and are a hole of the result if it does not. A
+folder has one stream in one format with the same columns, and does not lie in the tier. A file is never
+changed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
 from offload.contracts.store import Upload
-from offload.store.parts import check_part, part_numbers
+from offload.store.parts import check_upload_part, part_numbers
 from offload_azure.sums import md5_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class AzureUpload(Upload):
 
     async def put_part(self, number: int, data: bytes) -> None:
         """Send Put Block."""
-        check_part(self._key, number, data, self._store.capabilities)
+        check_upload_part(self._key, number, data, self._store.capabilities)
         what = f"store part {number} of {self._key!r}"
         await _put_block(self._store, self._key, self._name(number), data, what=what)
         self._numbers.add(number)

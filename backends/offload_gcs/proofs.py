@@ -23,21 +23,30 @@ from typing import Final, TypeAlias
 
 from offload_gcs.client import RESUME, GcsReply
 
-__all__ = ["NO_CONTENT", "Proof", "begins", "describes", "is_any", "is_bytes", "is_page", "takes_a_chunk_of"]
+__all__ = [
+    "NO_CONTENT",
+    "GcsProof",
+    "begins",
+    "describes",
+    "is_any",
+    "is_bytes",
+    "is_page",
+    "takes_a_chunk_of",
+]
 
-Proof: TypeAlias = Callable[[GcsReply], bool]
+GcsProof: TypeAlias = Callable[[GcsReply], bool]
 """Returns True if a reply contains what the service's reply does."""
 
 NO_CONTENT: Final = 204
 BYTES: Final = "application/octet-stream"
 
 
-def describes(key: str) -> Proof:
+def describes(key: str) -> GcsProof:
     """Prove the description of an object."""
     return lambda reply: reply.said.get("name") == key
 
 
-def takes_a_chunk_of(key: str) -> Proof:
+def takes_a_chunk_of(key: str) -> GcsProof:
     """Prove a reply to a chunk: the upload goes on, or the object is there."""
     return lambda reply: reply.status == RESUME or describes(key)(reply)
 

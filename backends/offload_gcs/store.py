@@ -53,7 +53,7 @@ from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained, not_from_gcs
 from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
-from offload_gcs.proofs import NO_CONTENT, Proof, begins, describes, is_any, is_bytes, is_page
+from offload_gcs.proofs import NO_CONTENT, GcsProof, begins, describes, is_any, is_bytes, is_page
 from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.signing import SECONDS_MAX, signed_urls, signs_alone
 from offload_gcs.upload import put_resumable
@@ -293,7 +293,7 @@ class GcsStore(ObjectStore, SignsReads):
         method: str,
         url: str,
         *,
-        proof: Proof,
+        proof: GcsProof,
         headers: Mapping[str, str] | None = None,
         body: Sequence[Buffer] = (),
         may_resume: bool = False,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 __all__ = [
-    "Proof",
+    "S3Proof",
     "has_no_content",
     "is_completed",
     "is_page",
@@ -33,7 +33,7 @@ __all__ = [
     "results_for",
 ]
 
-Proof: TypeAlias = Callable[[Any], bool]
+S3Proof: TypeAlias = Callable[[Any], bool]
 """Returns True if a reply, as the client parsed it, contains what the service's reply does."""
 
 NO_CONTENT: Final = 204
@@ -44,7 +44,7 @@ def is_tagged(reply: Any) -> bool:
     return bool(reply.get("ETag"))
 
 
-def is_page(bucket: str) -> Proof:
+def is_page(bucket: str) -> S3Proof:
     """Prove a page of ListObjectsV2."""
 
     def proof(page: Any) -> bool:
@@ -53,7 +53,7 @@ def is_page(bucket: str) -> Proof:
     return proof
 
 
-def is_page_of_uploads(bucket: str) -> Proof:
+def is_page_of_uploads(bucket: str) -> S3Proof:
     """Prove a page of ListMultipartUploads."""
 
     def proof(page: Any) -> bool:
@@ -62,7 +62,7 @@ def is_page_of_uploads(bucket: str) -> Proof:
     return proof
 
 
-def results_for(keys: Sequence[str]) -> Proof:
+def results_for(keys: Sequence[str]) -> S3Proof:
     """Prove a reply to DeleteObjects. The result of a key is its deletion or an error."""
 
     def proof(reply: Any) -> bool:

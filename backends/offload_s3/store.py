@@ -61,7 +61,7 @@ from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, status_of
 from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
 from offload_s3.proofs import (
-    Proof,
+    S3Proof,
     has_no_content,
     is_page,
     is_page_of_uploads,
@@ -365,7 +365,7 @@ class S3Store(ObjectStore, SignsReads):
             return client
 
     async def ask(
-        self, call: Awaitable[Any], what: str, *, proof: Proof, key: str = "", mutation: bool = False
+        self, call: Awaitable[Any], what: str, *, proof: S3Proof, key: str = "", mutation: bool = False
     ) -> Any:
         """Await one request. Raises the port's errors, also for a success that `proof` does not prove."""
         reply = await self.explain(call, what, key=key, mutation=mutation)

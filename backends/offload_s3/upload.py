@@ -10,7 +10,7 @@ from offload_cloud.bodies import sliced
 from offload.contracts.store import Upload
 from offload.errors import NotFound
 from offload.formats.checksums import crc32c
-from offload.store.parts import check_part, part_numbers
+from offload.store.parts import check_upload_part, part_numbers
 from offload_s3.proofs import has_no_content, is_completed, is_tagged
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class S3Upload(Upload):
 
     async def put_part(self, number: int, data: bytes) -> None:
         """Send UploadPart."""
-        check_part(self._key, number, data, self._store.capabilities)
+        check_upload_part(self._key, number, data, self._store.capabilities)
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.data_client()
         call = client.upload_part(

@@ -34,7 +34,7 @@ Error = type[OffloadError]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ArgumentKind:
     """A kind of argument: its edges, and the clauses that ask at each of them."""
 
     asked_by: Sequence[str] = ()
@@ -120,7 +120,7 @@ def _fields_in(annotation: str, contract: type) -> set[str]:
 # Questions.
 
 
-def varied(plain: T, kinds: Mapping[str, Kind]) -> Iterator[tuple[T, Error | None]]:
+def varied(plain: T, kinds: Mapping[str, ArgumentKind]) -> Iterator[tuple[T, Error | None]]:
     """Yield a dataclass with one field after the other at each of its edges, and with all of them at one.
 
     Each comes with the error that it raises, or None. `kinds` has the rows of its fields.

@@ -93,8 +93,8 @@ def export(
         return
     for first, following in done.holes:
         print_note(
-            f"{stream}: no part has the offsets [{first}, {following}): the broker dropped them before they were "
-            "copied, or they were trimmed before they were exported"
+            f"{stream}: no part has the offsets [{first}, {following}): the broker dropped them before "
+            "they were copied, or they were trimmed before they were exported"
         )
     behind = "" if done.place is None else f"; the export ends at offset {done.place.offset}"
     files = counted(done.files, "file")

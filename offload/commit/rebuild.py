@@ -20,7 +20,7 @@ from offload.model.entry import NO_ENTRIES, TOTALS, Entry
 from offload.model.manifest import Manifest, StreamState
 from offload.model.tree import Tree
 
-__all__ = ["Fence"]
+__all__ = ["Fence", "Rebuilt"]
 
 
 JUMP: Final = 2**32

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from offload.errors import Misuse
 
-__all__ = ["CHUNK_TABLE", "ChunkTable", "ChunkType", "cut", "row_from", "windows_of"]
+__all__ = ["CHUNK_TABLE", "WINDOW_SIZE_BYTES", "ChunkTable", "ChunkType", "cut", "row_from", "windows_of"]
 
 
 CHUNK_TABLE: Final = np.dtype(

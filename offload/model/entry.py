@@ -21,7 +21,15 @@ import numpy.typing as npt
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec
 
-__all__ = ["Entries", "Entry", "EntryKind", "entries_of_rows", "joined_entries", "rows_of_entries"]
+__all__ = [
+    "ENTRY_DTYPE",
+    "Entries",
+    "Entry",
+    "EntryKind",
+    "entries_of_rows",
+    "joined_entries",
+    "rows_of_entries",
+]
 
 
 ENTRY_DTYPE: Final = np.dtype(

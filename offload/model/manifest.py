@@ -22,7 +22,7 @@ from uuid import UUID
 from offload.errors import Corrupt
 from offload.model.entry import NO_ENTRIES, TOTALS, Entries, check_entries, exact_sum
 
-__all__ = ["AttemptKind", "CommittedStream", "Manifest", "StreamState"]
+__all__ = ["AttemptKind", "CommittedStream", "Manifest", "Running", "StreamState"]
 
 
 NOBODY: Final = UUID(int=0)

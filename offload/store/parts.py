@@ -18,8 +18,8 @@ from offload.formats.checksums import crc32c
 
 __all__ = [
     "check_create",
-    "check_part",
     "check_put",
+    "check_upload_part",
     "part_numbers",
     "parts_of",
     "put_in_parts",
@@ -64,7 +64,7 @@ def check_put(key: str, body: Body, capabilities: Capabilities) -> dict[str, str
     return check_metadata(body.metadata, capabilities)
 
 
-def check_part(key: str, number: int, data: Buffer, capabilities: Capabilities) -> None:
+def check_upload_part(key: str, number: int, data: Buffer, capabilities: Capabilities) -> None:
     """Raise `Misuse` if an upload takes no part of this number or size. Servers answer this in many ways."""
     parts_max, most = capabilities.parts_max, capabilities.part_size_bytes_max
     if number < 1 or (parts_max is not None and number > parts_max):

@@ -16,7 +16,7 @@ from offload.model.attempt import Leftover, Receipt
 from offload.model.chunk_table import CHUNK_TABLE
 from offload.model.entry import ENTRY_DTYPE, Entry
 from offload.model.manifest import CommittedStream, Manifest, Running
-from offload_conformance.edges import NEGATIVE, NUMBERS, Kind
+from offload_conformance.edges import NEGATIVE, NUMBERS, ArgumentKind
 
 # Names at their edges.
 
@@ -101,27 +101,27 @@ def _all(kind: type, clause: str) -> dict[str, tuple[str, ...]]:
     return {f"{kind.__name__}.{each.name}": (clause,) for each in fields(kind)}
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "stream: str": Kind(
+KINDS: Final[Mapping[str, ArgumentKind]] = {
+    "stream: str": ArgumentKind(
         asked_by=("contract/streams_are_listed_by_name", "contract/streams_do_not_mix"),
         taken=tuple(dict.fromkeys(name for pair in TWINS for name in pair)),
     ),
-    "Attempt.stream: str": Kind(asked_by=("contract/prepared_before_uploaded",)),
-    "Attempt.ledger_id: int": Kind(
+    "Attempt.stream: str": ArgumentKind(asked_by=("contract/prepared_before_uploaded",)),
+    "Attempt.ledger_id: int": ArgumentKind(
         asked_by=("contract/handles_tell_exact_numbers", "contract/prepared_before_uploaded"),
         taken=tuple(number for number in NUMBERS if number < 2**64),
     ),
-    "Attempt.uid: UUID": Kind(
+    "Attempt.uid: UUID": ArgumentKind(
         asked_by=("contract/numbers_that_nothing_has_find_nothing",),
         refused={NotOffloaded: (UUID(int=0), UUID(int=2**128 - 1))},
     ),
-    "offset: int": Kind(
+    "offset: int": ArgumentKind(
         asked_by=("contract/numbers_that_nothing_has_find_nothing",), taken=(*NEGATIVE, *NUMBERS)
     ),
-    "timestamp_ms: int": Kind(
+    "timestamp_ms: int": ArgumentKind(
         asked_by=("contract/numbers_that_nothing_has_find_nothing",), taken=(*NEGATIVE, *NUMBERS)
     ),
-    "only: range | None": Kind(
+    "only: range | None": ArgumentKind(
         asked_by=(
             "contract/numbers_that_nothing_has_find_nothing",
             "contract/reads_are_verbatim_when_narrowed",
@@ -130,38 +130,45 @@ KINDS: Final[Mapping[str, Kind]] = {
             range(start, stop) for start in (*NEGATIVE, *NUMBERS) for stop in (0, 1, 6, 2**63, 2**64, 2**70)
         ),
     ),
-    "where: str": Kind(asked_by=("contract/views_do_not_move", "contract/deletion_takes_what_was_trimmed")),
-    "extra_metadata: Mapping[str, str]": Kind(
+    "where: str": ArgumentKind(
+        asked_by=("contract/views_do_not_move", "contract/deletion_takes_what_was_trimmed")
+    ),
+    "extra_metadata: Mapping[str, str]": ArgumentKind(
         asked_by=("contract/extra_metadata_is_any_text",), taken=METADATA_NAMES
     ),
-    "create: bool": Kind(asked_by=("contract/opening_is_idempotent",)),
-    "change: Change": Kind(
+    "create: bool": ArgumentKind(asked_by=("contract/opening_is_idempotent",)),
+    "change: Change": ArgumentKind(
         asked_by=("contract/commits_apply_their_change", "contract/commits_are_idempotent_for_every_change")
     ),
-    "base: Manifest | None": Kind(asked_by=("contract/bases_may_be_old",)),
-    "committer: UUID": Kind(asked_by=("contract/commits_apply_their_change",)),
-    "handle: ReadHandle": Kind(asked_by=("contract/receipts_tell_what_was_copied",)),
-    "attempt: Attempt": Kind(asked_by=("contract/attempts_are_of_their_stream",)),
-    "manifest: Manifest": Kind(asked_by=("contract/prepared_before_uploaded",)),
-    "manifest: Manifest | None": Kind(asked_by=("contract/reads_go_by_the_manifest_given",)),
-    "known: CommittedStream": Kind(asked_by=("contract/newer_views_tell_every_change",)),
-    "committed: CommittedStream": Kind(asked_by=("contract/views_find_what_is_committed",)),
-    "row: Entries": Kind(asked_by=("contract/views_do_not_move",)),
-    "entry: Entry": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
-    "rows: ChunkTable": Kind(asked_by=("contract/reads_are_verbatim",)),
-    "then: ChunkTable": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
-    "size_bytes: int": Kind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
-    "entry: Entries": Kind(because="manifests have groups from 1,024 fragments on, too many for each run"),
+    "base: Manifest | None": ArgumentKind(asked_by=("contract/bases_may_be_old",)),
+    "committer: UUID": ArgumentKind(asked_by=("contract/commits_apply_their_change",)),
+    "handle: ReadHandle": ArgumentKind(asked_by=("contract/receipts_tell_what_was_copied",)),
+    "attempt: Attempt": ArgumentKind(asked_by=("contract/attempts_are_of_their_stream",)),
+    "manifest: Manifest": ArgumentKind(asked_by=("contract/prepared_before_uploaded",)),
+    "manifest: Manifest | None": ArgumentKind(asked_by=("contract/reads_go_by_the_manifest_given",)),
+    "known: CommittedStream": ArgumentKind(asked_by=("contract/newer_views_tell_every_change",)),
+    "committed: CommittedStream": ArgumentKind(asked_by=("contract/views_find_what_is_committed",)),
+    "row: Entries": ArgumentKind(asked_by=("contract/views_do_not_move",)),
+    "entry: Entry": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "rows: ChunkTable": ArgumentKind(asked_by=("contract/reads_are_verbatim",)),
+    "then: ChunkTable": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "size_bytes: int": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
+    "entry: Entries": ArgumentKind(
+        because="manifests have groups from 1,024 fragments on, too many for each run"
+    ),
     **dict.fromkeys(
         (
             *("part: StreamPart", "before: Manifest | None", "after: int"),
             *("StreamPart.behind: bytes", "StreamPart.first: str", "StreamPart.number: int"),
         ),
-        Kind(because=_OF_PARTS),
+        ArgumentKind(because=_OF_PARTS),
     ),
-    **{f"Entry.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(Entry)},
-    **{f"Manifest.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(Manifest)},
-    **{f"CommittedStream.{each.name}: {each.type}": Kind(because=_MADE) for each in fields(CommittedStream)},
+    **{f"Entry.{each.name}: {each.type}": ArgumentKind(because=_MADE) for each in fields(Entry)},
+    **{f"Manifest.{each.name}: {each.type}": ArgumentKind(because=_MADE) for each in fields(Manifest)},
+    **{
+        f"CommittedStream.{each.name}: {each.type}": ArgumentKind(because=_MADE)
+        for each in fields(CommittedStream)
+    },
 }
 """Each argument of the contract, as its name and type, and each field of a dataclass that is an argument."""
 

@@ -12,7 +12,7 @@ from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.object_metadata import METADATA_PAIRS_MAX, metadata_size
 from offload.contracts.store import Span, Suffix
 from offload.errors import Misuse
-from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, Error, Kind, varied
+from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, ArgumentKind, Error, varied
 
 # Names at their edges.
 
@@ -125,13 +125,13 @@ NO_METADATA_VALUES: Final = (
 
 # The tables.
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "key: str": Kind(
+KINDS: Final[Mapping[str, ArgumentKind]] = {
+    "key: str": ArgumentKind(
         asked_by=("store/keys_are_checked", "store/keys_are_taken_as_they_are", "store/keys_may_be_long"),
         taken=SPECIAL_KEYS,
         refused={Misuse: NO_KEYS},
     ),
-    "keys: Sequence[str]": Kind(
+    "keys: Sequence[str]": ArgumentKind(
         asked_by=(
             "store/keys_are_checked",
             "store/deletion_is_idempotent",
@@ -140,7 +140,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         taken=(0, 1, 100, 101, 1_000, 1_001),
         refused={Misuse: NO_KEYS},
     ),
-    "prefix: str": Kind(
+    "prefix: str": ArgumentKind(
         asked_by=(
             "store/listing_takes_any_prefix",
             "store/listing_reads_prefixes_as_they_are",
@@ -148,39 +148,43 @@ KINDS: Final[Mapping[str, Kind]] = {
         ),
         taken=("", *SPECIAL_KEYS, *NO_BEGINNINGS),
     ),
-    "after: str": Kind(asked_by=("store/listing_begins_after",), taken=("", *SPECIAL_KEYS, "\U0010ffff")),
-    "span: Span | Suffix | None": Kind(asked_by=("store/ranges_are_exact",), taken=(None,)),
-    "Span.start: int": Kind(
+    "after: str": ArgumentKind(
+        asked_by=("store/listing_begins_after",), taken=("", *SPECIAL_KEYS, "\U0010ffff")
+    ),
+    "span: Span | Suffix | None": ArgumentKind(asked_by=("store/ranges_are_exact",), taken=(None,)),
+    "Span.start: int": ArgumentKind(
         asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
         taken=NUMBERS,
         refused={Misuse: NEGATIVE},
     ),
-    "Span.length: int": Kind(
+    "Span.length: int": ArgumentKind(
         asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
         taken=NUMBERS,
         refused={Misuse: NEGATIVE},
     ),
-    "Span.follows: int": Kind(
+    "Span.follows: int": ArgumentKind(
         asked_by=("store/ranges_are_exact", "store/hints_change_no_byte"), taken=NUMBERS
     ),
-    "Suffix.length: int": Kind(
+    "Suffix.length: int": ArgumentKind(
         asked_by=("store/ranges_are_exact", "store/ranges_are_never_negative"),
         taken=NUMBERS,
         refused={Misuse: NEGATIVE},
     ),
-    "body: Body": Kind(asked_by=("store/puts_are_whole", "store/a_failing_body_leaves_nothing_visible")),
-    "Body.size_bytes: int": Kind(
+    "body: Body": ArgumentKind(
+        asked_by=("store/puts_are_whole", "store/a_failing_body_leaves_nothing_visible")
+    ),
+    "Body.size_bytes: int": ArgumentKind(
         asked_by=("store/a_body_of_another_size_is_refused", "store/puts_are_whole"),
         refused={Misuse: (*NEGATIVE, *NUMBERS)},  # of a body that has another number of bytes
     ),
-    "Body.windows: Callable[[], AsyncIterator[Buffer]]": Kind(
+    "Body.windows: Callable[[], AsyncIterator[Buffer]]": ArgumentKind(
         asked_by=("store/puts_are_whole", "store/a_put_may_be_repeated")
     ),
-    "Body.is_bound: bool": Kind(
+    "Body.is_bound: bool": ArgumentKind(
         asked_by=("store/bodies_of_unknown_size_are_whole", "store/a_body_beyond_its_bound_is_refused")
     ),
-    "Body.crc32c: Callable[[], int | None]": Kind(asked_by=("store/puts_are_whole",)),
-    "Body.metadata: Mapping[str, str]": Kind(
+    "Body.crc32c: Callable[[], int | None]": ArgumentKind(asked_by=("store/puts_are_whole",)),
+    "Body.metadata: Mapping[str, str]": ArgumentKind(
         asked_by=(
             "store/contents_are_kept_as_they_are",
             "store/metadata_that_some_store_cannot_keep_is_refused",
@@ -188,7 +192,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         taken=(*METADATA_NAMES, *METADATA_VALUES),
         refused={Misuse: (*NO_METADATA_NAMES, *NO_METADATA_VALUES)},
     ),
-    "metadata: Mapping[str, str]": Kind(
+    "metadata: Mapping[str, str]": ArgumentKind(
         asked_by=(
             "store/contents_are_kept_as_they_are",
             "store/metadata_that_some_store_cannot_keep_is_refused",
@@ -196,17 +200,17 @@ KINDS: Final[Mapping[str, Kind]] = {
         taken=(*METADATA_NAMES, *METADATA_VALUES),
         refused={Misuse: (*NO_METADATA_NAMES, *NO_METADATA_VALUES)},
     ),
-    "data: bytes": Kind(
+    "data: bytes": ArgumentKind(
         asked_by=("store/creates_may_be_as_large_as_declared", "store/uploads_are_as_declared")
     ),
-    "number: int": Kind(
+    "number: int": ArgumentKind(
         asked_by=("store/parts_are_numbered_from_one",),
         refused={Misuse: (0, *NEGATIVE, *POSITIVE, 2**32 + 2)},  # above 1, because part 1 is put as well
     ),
-    "upload: Unfinished": Kind(asked_by=("store/unfinished_uploads_can_be_forgotten",)),
-    "Unfinished.key: str": Kind(because="the store itself makes it"),
-    "Unfinished.upload_id: str": Kind(because="the store itself makes it"),
-    "Unfinished.started_ms: int": Kind(because="the store itself makes it"),
+    "upload: Unfinished": ArgumentKind(asked_by=("store/unfinished_uploads_can_be_forgotten",)),
+    "Unfinished.key: str": ArgumentKind(because="the store itself makes it"),
+    "Unfinished.upload_id: str": ArgumentKind(because="the store itself makes it"),
+    "Unfinished.started_ms: int": ArgumentKind(because="the store itself makes it"),
 }
 """Each argument of the contract, as its name and type, and each field of a dataclass that is an argument."""
 

@@ -25,7 +25,7 @@ from offload_conformance.store.base import (
 )
 from offload_conformance.store.edges import KINDS
 
-Call = Callable[[str], Coroutine[Any, Any, object]]
+KeyCall = Callable[[str], Coroutine[Any, Any, object]]
 KEY: Final = KINDS["key: str"]
 
 ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\ue000", "\uffee", "\U0001f4be")
@@ -70,7 +70,7 @@ class KeyClauses(StoreClauses):
         A batch with one such key deletes nothing.
         """
         run(store.put("good", Body.of(b"good")))
-        optional: Mapping[str, Call] = {
+        optional: Mapping[str, KeyCall] = {
             "the stored checksum": store.stored_crc32c,
             "the metadata": store.metadata_of,
             "the retention": store.retained,
