@@ -113,11 +113,14 @@ def test_no_more_requests_are_under_way_than_connections_are_allowed(client: Cli
 
 @pytest.mark.parametrize("connections_max", [1, 2])
 @EACH_DIRECT
-def test_a_reader_that_pauses_keeps_no_other_request_waiting(client: Client, connections_max: int) -> None:
+def test_a_reader_that_pauses_keeps_no_other_request_waiting(
+    client: Client, connections_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its reply stays open for what it said it would read next, and holds a connection."""
+    monkeypatch.setattr(long_reads, "IDLE_SECONDS", 600.0)
 
     async def read(store: ObjectStore) -> list[bytes]:
-        async with asyncio.timeout(long_reads.IDLE_SECONDS / 2):
+        async with asyncio.timeout(60):
             paused = [await store.get("a/key", Span(start, 4, follows=2)) for start in (0, 1, 2)]
             return [*paused, await store.get("a/key")]
 

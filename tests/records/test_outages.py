@@ -20,18 +20,19 @@ PLUGINS = plugins()
 QUICK = {"commit.timeout": 0.5, "patience_seconds": 60}
 STREAM = "orders"
 
-Break = Callable[[MetadataServer, float], Awaitable[None]]
+Break = Callable[[MetadataServer, Awaitable[object]], Awaitable[None]]
+"""Takes a service down until something else is over."""
 
 
-async def frozen(server: MetadataServer, seconds: float) -> None:
+async def frozen(server: MetadataServer, over: Awaitable[object]) -> None:
     server.freeze()
-    await asyncio.sleep(seconds)
+    await over
     server.thaw()
 
 
-async def killed(server: MetadataServer, seconds: float) -> None:
+async def killed(server: MetadataServer, over: Awaitable[object]) -> None:
     server.kill()
-    await asyncio.sleep(seconds)
+    await over
     await asyncio.to_thread(server.start)
 
 
@@ -62,7 +63,7 @@ async def offload_through(
         writer = await StreamWriter.claim(tier, STREAM)
         await offload(writer)
 
-        breaking = asyncio.create_task(break_(server, seconds))
+        breaking = asyncio.create_task(break_(server, asyncio.sleep(seconds)))
         while not breaking.done():
             await offload(writer)
             await asyncio.sleep(0.02)
@@ -94,8 +95,9 @@ def test_a_writer_waits_for_a_minute(own_server: MetadataServer, tmp_path: Path,
 def test_an_outage_beyond_patience_is_one_error_and_loses_nothing(
     own_server: MetadataServer, tmp_path: Path, break_: Break
 ) -> None:
-    server, plan = own_server, TierPlan(commit_store=own_server.url("outage"))
-    options = {"commit.timeout": 0.5, "patience_seconds": 1}
+    """The service comes back after the error. So the error comes because patience ends."""
+    server, plan, over = own_server, TierPlan(commit_store=own_server.url("outage")), asyncio.Event()
+    options = {"commit.timeout": 1, "patience_seconds": 3}
 
     async def main() -> None:
         async with Session(plugins=PLUGINS) as session:
@@ -104,18 +106,18 @@ def test_an_outage_beyond_patience_is_one_error_and_loses_nothing(
             writer = await StreamWriter.claim(tier, STREAM)
             await offload(writer)
 
-            breaking = asyncio.create_task(break_(server, 6.0))
+            breaking = asyncio.create_task(break_(server, over.wait()))
             await asyncio.sleep(0)
             with pytest.raises((TryAgain, OutcomeUnknown), match=server.url("outage")):
                 await offload(writer)
-            assert not breaking.done()
+            over.set()
             await breaking
 
-            await asyncio.sleep(1)
-            again = await StreamWriter.claim(tier, STREAM)
+            patient = session.tier(str(tmp_path / "tier"), storage_options=QUICK, plan=plan)
+            again = await StreamWriter.claim(patient, STREAM)
             assert again.manifest.next_offset >= 2 * CHUNK_RECORDS
             await offload(again)
-            await check(tier, again.manifest.next_offset)
+            await check(patient, again.manifest.next_offset)
 
     asyncio.run(main())
 
@@ -125,7 +127,7 @@ def test_a_lost_reply_of_a_create_is_an_unknown_outcome(own_server: MetadataServ
     server, body = own_server, b"root"
 
     async def main() -> None:
-        store = open_store(server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "0.5"})
+        store = open_store(server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "2"})
         try:
             await store.create("before", body)
             server.freeze()
@@ -154,7 +156,9 @@ def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server
             await store.create("before", b"root")
             server.freeze()
             creating = asyncio.create_task(store.create("sent", b"root"))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(
+                1
+            )  # until it was sent, of which nothing tells
             server.kill()
             with pytest.raises(OutcomeUnknown):
                 await creating
@@ -171,7 +175,7 @@ def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server
 
 def test_a_read_of_a_service_that_hangs_may_be_repeated(own_server: MetadataServer) -> None:
     async def main() -> None:
-        store = open_store(own_server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "0.5"})
+        store = open_store(own_server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "2"})
         try:
             await store.create("before", b"root")
             own_server.freeze()

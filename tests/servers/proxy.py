@@ -34,6 +34,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from servers.processes import free_port
 from servers.proxy_exchange import Exchange
 from servers.proxy_messages import Request, reply_framing, status_of
 from servers.proxy_plan import Fault, HandshakeFault, Plan, Rule
@@ -71,8 +72,8 @@ class Proxy:
 
         self._address = parts.hostname, parts.port or 80
         self._authority = parts.netloc
-        self._listener = _listening(0)
-        self._port: int = self._listener.getsockname()[1]
+        self._port: int = free_port()  # of those that no client gets while the proxy is gone
+        self._listener = _listening(self._port)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._late = 0
