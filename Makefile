@@ -25,7 +25,7 @@ demo: $(CORE)
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: $(LOOPS)
-	$(PYTEST)
+	tests/in_memory $(PYTEST)
 
 # Real servers and emulators for the tests, into a cache outside this folder. The first time takes some
 # ten minutes, most of it for building MinIO; docs/testing.md has more.

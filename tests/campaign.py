@@ -62,6 +62,20 @@ def leaving(reason: str, *names: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def some(reason: str, every: int, *, start: int = 0) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of a test class that leaves all but one of `every` of its tests to the campaign.
+
+    The tests count in the order of their names. Classes with the same clauses and another `start` keep other
+    clauses, so `every` such classes keep all.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        names = sorted(name for name in dir(cls) if name.startswith("test"))
+        return leaving(reason, *(name for at, name in enumerate(names) if at % every != start))(cls)
+
+    return decorate
+
+
 def few(reason: str, every: int, *, start: int = 0, whole: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     """Return the mark of parametrized tests that keep one of `every` cases each, and at least one case.
 

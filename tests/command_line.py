@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
@@ -145,6 +146,11 @@ def verify(tier: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 def formula(messages: int) -> list[bytes]:
     """Return the bodies of the messages in the test data, by the formula of its manifest."""
+    return [*_formula(messages)]
+
+
+@lru_cache(4)  # some modules keep the bodies of a stream, and all processes import them
+def _formula(messages: int) -> Sequence[bytes]:
     return [body_of(i) for i in range(messages)]
 
 

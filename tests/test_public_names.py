@@ -128,7 +128,7 @@ CODE = [
     path
     for folder in ("offload", "backends", "plugins", "conformance", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if "tests" not in path.parts
+    if "tests" not in path.relative_to(ROOT).parts
 ]
 """The distributed code and the examples: everything but tests and benchmarks."""
 

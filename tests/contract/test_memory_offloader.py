@@ -1,9 +1,12 @@
-"""Tests of the offloader's contract on a tier in memory, with large and small fragments."""
+"""Tests of the offloader's contract on a tier in memory, with large and small fragments.
+
+`tests/conformance_box` asks every clause on a tier in memory, by the command.
+"""
 
 from __future__ import annotations
 
 import pytest
-from campaign import campaign, few
+from campaign import campaign, few, some
 from offload_conformance import OffloaderConformance
 from split_tier import split_tier
 
@@ -15,10 +18,14 @@ from offload.store.memory import MemoryStore
 
 VARIANTS = campaign("other options of an offloader in memory, with all clauses")
 
-CASES = "cases of clauses with other options: each clause keeps one of three, and the first class has all"
+CASES = "cases of clauses with other options: each clause keeps one of three, and the command has all"
+
+SHARED = (
+    "clauses with other options: small fragments, a commit store and a slow store share them in make test"
+)
 
 
-class TestMemoryOffloader(OffloaderConformance):
+class InMemory(OffloaderConformance):
     @pytest.fixture(autouse=True)
     def place(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -30,8 +37,14 @@ class TestMemoryOffloader(OffloaderConformance):
         return set(self.objects)
 
 
+@campaign("all clauses of an offloader in memory; make test asks them by the command")
+class TestMemoryOffloader(InMemory):
+    pass
+
+
 @few(CASES, 3, start=0)
-class TestSmallFragments(TestMemoryOffloader):
+@some(SHARED, 3, start=0)
+class TestSmallFragments(InMemory):
     """A ledger becomes many objects, uploaded one at a time."""
 
     def open_offloader(self) -> LedgerOffloader:
@@ -42,7 +55,7 @@ class TestSmallFragments(TestMemoryOffloader):
 
 
 @VARIANTS
-class TestSeveralUploadsAtOnce(TestMemoryOffloader):
+class TestSeveralUploadsAtOnce(InMemory):
     """A ledger becomes a few objects, uploaded at the same time."""
 
     def open_offloader(self) -> LedgerOffloader:
@@ -53,6 +66,7 @@ class TestSeveralUploadsAtOnce(TestMemoryOffloader):
 
 
 @few(CASES, 3, start=2)
+@some(SHARED, 3, start=1)
 class TestCommitStore(OffloaderConformance):
     """The data is on a store that overwrites on create, and the roots are on another store."""
 
@@ -71,7 +85,7 @@ class TestCommitStore(OffloaderConformance):
 
 
 @VARIANTS
-class TestHashedKeys(TestMemoryOffloader):
+class TestHashedKeys(InMemory):
     """The keys of the tier are hashed."""
 
     def open_offloader(self) -> LedgerOffloader:

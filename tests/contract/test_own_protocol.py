@@ -1,16 +1,21 @@
-"""Tests of the layer `protocol` of `offload conformance` on the store in memory and on a folder."""
+"""Tests of the layer `protocol` of `offload conformance` on the store in memory and on a folder.
+
+`tests/conformance_box` asks every clause on a store in memory, by the command.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from campaign import campaign, some
 from offload_conformance.protocol import ProtocolConformance
 from offload_posix import PosixStore
 
 from offload.store.memory import MemoryStore
 
 
+@campaign("all clauses of the protocol in memory; make test asks them by the command")
 class TestMemory(ProtocolConformance):
     @pytest.fixture(autouse=True)
     def place(self) -> None:
@@ -23,6 +28,7 @@ class TestMemory(ProtocolConformance):
         return set(self.objects)
 
 
+@some("clauses of the protocol: a folder and GCS share them in make test, and memory has all", 2, start=0)
 class TestPosix(ProtocolConformance):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

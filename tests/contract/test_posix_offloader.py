@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from campaign import few
+from campaign import few, some
 from offload_conformance import OffloaderConformance
 
 from offload.contracts.offloader import LedgerOffloader
@@ -16,6 +16,7 @@ PLUGINS = Plugins.find()
 
 
 @few("cases of clauses on a folder: each clause keeps one of two, and memory has all", 2)
+@some("clauses of an offloader: a folder and GCS share them in make test, and memory has all", 2, start=0)
 class TestPosixOffloader(OffloaderConformance):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from campaign import CAMPAIGN, campaign, few
+from campaign import CAMPAIGN, campaign, few, some
 from contract.unusual_stores import (
     Austere,
     LargeParts,
@@ -28,7 +28,11 @@ from offload.streams.writer import StreamWriter
 
 MORE = campaign("more unusual backends, with all clauses")
 
-UNUSUAL = "cases of clauses on unusual backends: each clause keeps one of three, and memory has all"
+SHARED = (
+    "clauses with other options: small fragments, a commit store and a slow store share them in make test"
+)
+
+UNUSUAL = "cases of clauses on unusual backends: each clause keeps one of three, and a folder has all"
 
 
 class OneDict:
@@ -85,6 +89,7 @@ class TestSlowStore(SlowClients, Store):
 
 
 @few(UNUSUAL, 3)
+@some(SHARED, 3, start=2)
 class TestSlowTier(SlowClients, Tier):
     pass
 

@@ -78,20 +78,19 @@ def test_decoding_undoes_encoding(
     assert found.encode() == sighting.encode()
 
 
-@pytest.mark.parametrize("position", range(len(SAMPLE.encode())))
-def test_no_single_flipped_bit_goes_unnoticed(position: int) -> None:
-    for bit in range(8):
+def test_no_single_flipped_bit_goes_unnoticed() -> None:
+    for position in range(8 * len(SAMPLE.encode())):
         raw = bytearray(SAMPLE.encode())
-        raw[position] ^= 1 << bit
+        raw[position // 8] ^= 1 << position % 8
 
         with pytest.raises(Corrupt):
-            decode(bytes(raw))
+            pytest.fail(f"bit {position} is not noticed: {decode(bytes(raw))}")
 
 
-@pytest.mark.parametrize("size", range(len(SAMPLE.encode())))
-def test_a_shortened_sighting_is_refused(size: int) -> None:
-    with pytest.raises(Corrupt):
-        decode(SAMPLE.encode()[:size])
+def test_a_shortened_sighting_is_refused() -> None:
+    for size in range(len(SAMPLE.encode())):
+        with pytest.raises(Corrupt):
+            pytest.fail(f"{size} bytes are taken: {decode(SAMPLE.encode()[:size])}")
 
 
 def test_a_sighting_of_another_stream_is_refused() -> None:

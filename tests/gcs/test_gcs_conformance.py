@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import CAMPAIGN, campaign, few
+from campaign import CAMPAIGN, campaign, few, some
 from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
@@ -31,11 +31,13 @@ class TestGcsStore(OnServer, StoreConformance):
 
 
 @few("cases of the offloader's clauses on GCS: each clause keeps one of three, and memory has all", 3)
+@some("clauses of an offloader: a folder and GCS share them in make test, and memory has all", 2, start=1)
 @SERVERS
 class TestGcsOffloader(OnServer, OffloaderConformance):
     pass
 
 
+@some("clauses of the protocol: a folder and GCS share them in make test, and memory has all", 2, start=1)
 @SERVERS
 class TestGcsProtocol(OnServer, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 1  # likewise; in memory and in folders all are drawn

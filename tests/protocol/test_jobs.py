@@ -21,6 +21,8 @@ from offload.streams.writer import StreamWriter
 
 ADDED = (Ledger(4, 6), Ledger(6, 8))
 
+MOMENTS_LEFT = "moments of a rival, a crash or a fault; make test has one of six"
+
 
 def stream(world: World) -> Process:
     """Return a writer that has committed [0, 4)."""
@@ -110,6 +112,7 @@ def test_a_job_appends_and_the_stream_stays_its_writers(world: World) -> None:
     assert_whole(world, next_offset=12)
 
 
+@few(MOMENTS_LEFT, 3)
 @pytest.mark.parametrize("request_number", range(calls_of_a_run()))
 def test_a_job_between_any_two_requests_of_a_writer_loses_nothing(request_number: int, world: World) -> None:
     """If the job comes first, the writer gets `Conflict`, and continues behind it."""
@@ -128,6 +131,7 @@ def test_a_job_between_any_two_requests_of_a_writer_loses_nothing(request_number
     assert_whole(world, next_offset=12 if begin == 4 else 16)
 
 
+@few(MOMENTS_LEFT, 3)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_writer_between_any_two_requests_of_a_job_loses_nothing(request_number: int, world: World) -> None:
     """If the writer comes first, the job gets `Conflict`, and can work again at the new end."""
@@ -145,6 +149,7 @@ def test_a_writer_between_any_two_requests_of_a_job_loses_nothing(request_number
     assert_whole(world, next_offset=12)
 
 
+@few(MOMENTS_LEFT, 3)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_claim_between_any_two_requests_of_a_job_leaves_it_alone(request_number: int, world: World) -> None:
     """The claim adopts or drops the uploads of the last writer, but not those of the job."""
@@ -179,6 +184,7 @@ def test_one_of_two_rival_jobs_wins_and_the_other_can_announce_again(world: Worl
     assert_whole(world, next_offset=12)
 
 
+@few(MOMENTS_LEFT, 3)
 @pytest.mark.parametrize("request_number", range(ANNOUNCED + 2, len(CALLS)))
 def test_a_job_that_anyone_aborts_appends_nothing(request_number: int, world: World) -> None:
     stream(world)
@@ -205,7 +211,7 @@ def test_a_job_that_is_aborted_before_it_knows_that_it_runs_announces_again(worl
     assert_whole(world, next_offset=8)
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
 def test_uploads_of_a_crashed_job_stay_until_it_is_aborted(
@@ -231,7 +237,7 @@ def test_uploads_of_a_crashed_job_stay_until_it_is_aborted(
     assert_whole(world, next_offset=world.root.next_offset)
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize(("number", "fault"), PLACES)
 def test_a_fault_anywhere_in_a_job_is_cured_by_doing_it_again(
     number: int, fault: Fault, world: World
@@ -283,6 +289,7 @@ def test_an_append_that_is_in_stays_in_once(world: World) -> None:
     assert_whole(world, next_offset=12)
 
 
+@few(MOMENTS_LEFT, 3)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: World) -> None:
     """The job stalls anywhere, and the sweep also stalls between its verdict and its deletes."""
@@ -299,7 +306,7 @@ def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: Wo
     assert_whole(world, next_offset=8)
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("is_reborn", [False, True])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_deletion_ends_a_job_even_after_a_rebirth(

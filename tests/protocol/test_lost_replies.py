@@ -69,7 +69,7 @@ def assert_whole(world: World) -> None:
     world.check_nothing_is_left()
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few("moments of a rival, a crash or a fault; make test has one of six", 6)
 @pytest.mark.parametrize(("number", "fault"), PLACES)
 def test_one_fault_anywhere_gives_a_true_error_and_another_run_cures_it(
     number: int, fault: Fault, world: World
@@ -161,7 +161,7 @@ def test_a_store_that_never_answers_makes_the_outcome_unknown(world: World) -> N
     assert_whole(world)
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few("moments of a rival, a crash or a fault; make test has one of six", 6)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_bad_network_only_causes_more_runs(seed: int) -> None:
     """Faults of every kind happen at random, and two rivals run often. All data is in once at the end."""

@@ -86,6 +86,7 @@ def requests_of_a_rebuild() -> int:
         return len(operator.store.calls)
 
 
+@few("moments of a rival, a crash or a fault; make test has one of six", 6)
 @pytest.mark.parametrize("request_number", range(requests_of_a_rebuild()))
 def test_a_rebuild_that_another_overtook_commits_nothing(request_number: int, world: World) -> None:
     """It stalls anywhere. The rebuild that ends first wins, and the other one gets an error."""
@@ -392,7 +393,7 @@ def requests_of_a_join() -> int:
         return len(operator.store.calls)
 
 
-@few("moments of a rival, a crash or a fault; make test has one of three", 3)
+@few("moments of a rival, a crash or a fault; make test has one of six", 6)
 @pytest.mark.parametrize("request_number", range(1, requests_of_a_join()))
 def test_a_killed_join_is_done_by_the_same_command(request_number: int, world: World) -> None:
     old, killed = to_be_joined(world), world.process("killed")

@@ -24,7 +24,7 @@ from offload.streams.reader import StreamReader
 from offload.upkeep.compact.runs import FragmentRun
 
 ADDED = Ledger(12, 16)
-MOMENTS_LEFT = "moments of a rival, a crash or a fault; make test has one of three"
+MOMENTS_LEFT = "moments of a rival, a crash or a fault; make test has one of six"
 
 
 def stream(world: World) -> Process:
@@ -173,7 +173,7 @@ def test_compacted_fragments_are_compacted_again_until_a_group_has_one_fragment(
     assert_whole(world, next_offset=16)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("request_number", range(len(calls(_run_of_the_writer))))
 def test_a_compaction_between_any_two_requests_of_a_writer_disturbs_neither(
     request_number: int, world: World
@@ -191,7 +191,7 @@ def test_a_compaction_between_any_two_requests_of_a_writer_disturbs_neither(
     assert 6 not in cut_of(world)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_writer_between_any_two_requests_of_a_compaction_disturbs_neither(
     request_number: int, world: World
@@ -206,7 +206,7 @@ def test_a_writer_between_any_two_requests_of_a_compaction_disturbs_neither(
     assert 6 not in cut_of(world)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_claim_between_any_two_requests_of_a_compaction_leaves_it_alone(
     request_number: int, world: World
@@ -221,7 +221,7 @@ def test_a_claim_between_any_two_requests_of_a_compaction_leaves_it_alone(
     assert_whole(world, next_offset=16)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("rival", [(0, 4), (4, 8), (6, 8), (8, 12)], ids=str)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_rival_compaction_between_any_two_requests_loses_nothing(
@@ -245,7 +245,7 @@ def test_a_rival_compaction_between_any_two_requests_loses_nothing(
     assert_whole(world, next_offset=16)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("before", [2, 4, 6, 8, 12])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_trim_between_any_two_requests_of_a_compaction_disturbs_neither(
@@ -268,7 +268,7 @@ def test_a_trim_between_any_two_requests_of_a_compaction_disturbs_neither(
     assert_whole(world)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("request_number", range(len(calls(_trim))))
 def test_a_compaction_between_any_two_requests_of_a_trim_makes_it_count_again(
     request_number: int, world: World
@@ -289,7 +289,7 @@ def test_a_compaction_between_any_two_requests_of_a_trim_makes_it_count_again(
     assert_whole(world)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("is_reborn", [False, True])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_deletion_ends_a_compaction_even_after_a_rebirth(
@@ -313,7 +313,7 @@ def test_a_deletion_ends_a_compaction_even_after_a_rebirth(
     world.check_what_was_told()
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
 def test_a_sweep_deletes_uploads_of_a_crashed_compaction_after_its_abort(
@@ -332,7 +332,7 @@ def test_a_sweep_deletes_uploads_of_a_crashed_compaction_after_its_abort(
     assert_whole(world, next_offset=16)
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize(("number", "fault"), PLACES)
 def test_a_fault_anywhere_in_a_compaction_is_cured_by_doing_it_again(
     number: int, fault: Fault, world: World
@@ -516,7 +516,7 @@ class _OfLedger4(Ledger):
         return 4
 
 
-@few(MOMENTS_LEFT, 3)
+@few(MOMENTS_LEFT, 6)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_sweep_beside_a_compaction_takes_nothing_that_it_needs(request_number: int, world: World) -> None:
     """This also holds if the sweep stalls between its verdict and its deletes."""

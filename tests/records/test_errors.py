@@ -92,7 +92,7 @@ class TestEtcd:
         assert refused == (400, "etcdserver: request is too large")
 
     def test_a_user_without_the_right_password_is_denied(self) -> None:
-        with served("etcd", "--auth-token-ttl=1") as server:
+        with served("etcd", "--auth-token-ttl=3") as server:
             assert isinstance(server, EtcdServer)
             for path, body in (
                 ("auth/user/add", {"name": "root", "password": "secret"}),
@@ -104,7 +104,7 @@ class TestEtcd:
                 server.ask(path, body)
 
             async def expire(_store: ObjectStore) -> None:
-                await asyncio.sleep(3)
+                await asyncio.sleep(6)
 
             unnamed = ask(server, create, get)
             wrong = ask(server, create, get, user="root", password="guess")

@@ -156,9 +156,7 @@ def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server
             await store.create("before", b"root")
             server.freeze()
             creating = asyncio.create_task(store.create("sent", b"root"))
-            await asyncio.sleep(
-                1
-            )  # until it was sent, of which nothing tells
+            await asyncio.sleep(1)  # until it was sent, of which nothing tells
             server.kill()
             with pytest.raises(OutcomeUnknown):
                 await creating

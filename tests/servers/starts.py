@@ -35,6 +35,7 @@ def minio(program: Path, scratch: Path) -> Iterator[str]:
         "MINIO_BROWSER": "off",
         "MINIO_UPDATE": "off",  # do not look for updates on the network
         "GOMEMLIMIT": "1GiB",
+        "GOGC": "400",  # it has little to keep, and would collect garbage all the time
     }
     argv = (program / "bin" / "minio", "server", "--address", f"127.0.0.1:{port}", scratch / "data")
     certificates = ("--certs-dir", scratch / "certificates")  # not the certificates of the user

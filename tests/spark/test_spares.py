@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
-from campaign import CAMPAIGN, campaign
+from campaign import CAMPAIGN, campaign, few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_spark.framing import Framer
@@ -79,6 +79,7 @@ def spool_of(first: int, stop: int) -> Spool:
     return spool
 
 
+@few("numbers of tasks that begin at once; make test has one of three", 3, start=1)
 @pytest.mark.parametrize("tasks", [1, 64, 130])
 def test_tasks_that_all_begin_at_once_announce_for_each_other(tasks: int) -> None:
     async def main() -> None:
@@ -193,7 +194,7 @@ class Tries:
                     continue
 
 
-@pytest.fixture(params=range(20))
+@pytest.fixture(params=range(20 if CAMPAIGN else 6))
 def tries(request: pytest.FixtureRequest) -> Iterator[Tries]:
     tries = Tries(request.param)
     with tries.world:

@@ -1,4 +1,7 @@
-"""The store in memory keeps the contract, and no decorator breaks it."""
+"""The store in memory keeps the contract, and no decorator breaks it.
+
+`tests/conformance_box` asks every clause of the plain store, by the command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from offload.store.wrap import StoreDecorator
 
 PASSES_ON = campaign("decorators that pass every call on, with all clauses; their own tests are in make test")
 
-CASES = "cases of clauses with a decorator: each clause keeps one of four, and the plain store has all"
+CASES = "cases of clauses with a decorator: each clause keeps one of four, and a folder has all"
 
 DRAWN = 30 if CAMPAIGN else 10
 """The number of drawn histories of a store with a decorator. The plain store has all."""
@@ -50,7 +53,12 @@ class InMemory(StoreClauses):
         return set(self.objects)
 
 
-class TestMemoryStore(InMemory, StoreConformance):
+class Whole(InMemory, StoreConformance):
+    """All clauses, on what `open_store` returns."""
+
+
+@campaign("all clauses of the store in memory; make test asks them by the command")
+class TestMemoryStore(Whole):
     pass
 
 
@@ -75,13 +83,13 @@ class TestWithoutLevelsOfItsOwn(InMemory, ListingClauses, ModelClauses, ErrorCla
 
 
 @PASSES_ON
-class TestPlainDecorator(TestMemoryStore):
+class TestPlainDecorator(Whole):
     def open_store(self) -> ObjectStore:
         return StoreDecorator(super().open_store())
 
 
 @few(CASES, 4)
-class TestRetryingStore(TestMemoryStore):
+class TestRetryingStore(Whole):
     model_examples = DRAWN
 
     def open_store(self) -> ObjectStore:
@@ -89,7 +97,7 @@ class TestRetryingStore(TestMemoryStore):
 
 
 @few(CASES, 4, start=1)
-class TestLimitedStore(TestMemoryStore):
+class TestLimitedStore(Whole):
     model_examples = DRAWN
 
     def open_store(self) -> ObjectStore:
@@ -99,25 +107,25 @@ class TestLimitedStore(TestMemoryStore):
 
 
 @PASSES_ON
-class TestMeteredStore(TestMemoryStore):
+class TestMeteredStore(Whole):
     def open_store(self) -> ObjectStore:
         return MeteredStore(super().open_store())
 
 
 @PASSES_ON
-class TestLoggedStore(TestMemoryStore):
+class TestLoggedStore(Whole):
     def open_store(self) -> ObjectStore:
         return LoggedStore(super().open_store())
 
 
 @PASSES_ON
-class TestFaultyStoreWithoutFaults(TestMemoryStore):
+class TestFaultyStoreWithoutFaults(Whole):
     def open_store(self) -> ObjectStore:
         return FaultyStore(super().open_store())
 
 
 @few(CASES, 4, start=2)
-class TestPrefixStore(TestMemoryStore):
+class TestPrefixStore(Whole):
     model_examples = DRAWN
 
     @pytest.fixture(autouse=True)
@@ -135,7 +143,7 @@ class TestPrefixStore(TestMemoryStore):
 
 
 @few(CASES, 4, start=3)
-class TestHashedStore(TestMemoryStore):
+class TestHashedStore(Whole):
     """A store whose lone keys may begin with any text. Listing them takes a full scan."""
 
     model_examples = DRAWN
