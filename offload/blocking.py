@@ -184,7 +184,7 @@ class Blocking:
         return self.run(trim(self.offloader, stream, retention, dry_run=dry_run))
 
     def delete(self, stream: str) -> Manifest | None:
-        """Delete a stream for good. See the asynchronous `delete_stream`."""
+        """Delete a stream for good. Further parts of it stay. See the asynchronous `delete_stream`."""
         self._writers.pop(stream, None)
         return self.run(delete_stream(self.offloader, stream))
 

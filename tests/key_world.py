@@ -132,6 +132,10 @@ def run(scenario: Callable[[World], Awaitable[None]], **changes: Any) -> World:
     return world
 
 
+async def living() -> None:
+    """Find that the stream lives, in place of a look at its newest root."""
+
+
 async def append(tier: ObjectStoreOffloader, records: int = 10, *, stream: str = "orders") -> None:
     writer = await StreamWriter.claim(tier, stream)
     await writer.offload([ledger_of(records, first_offset=writer.manifest.next_offset)])

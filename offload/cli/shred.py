@@ -14,10 +14,13 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_error, print_json
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.sweep import duration_text
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.keys import KeyService
 from offload.errors import OffloadError
 from offload.model.totals import joined_totals, totals
 from offload.native.key_ring import KEPT_SECONDS
-from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_parts, planned, shred_parts
+from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_parts, planned
+from offload.upkeep.shred import shred as shred_part
 
 Shredded = tuple[ShredPlan, list[ShreddedKey]]
 """The plan of one part, and what became of its keys."""
@@ -53,10 +56,7 @@ def shred(
     if not (yes or dry_run or sys.stdin.isatty()):
         raise Usage("shred asks for the stream's name, and there is no terminal to ask on: add --yes")
 
-    done: list[Shredded] = []
-    """The parts in order. Those that were shredded before an error are reported, too."""
-
-    async def main() -> OffloadError | None:
+    async def main() -> list[Shredded]:
         async with (
             nullcontext() if keys is None else state.key_service(keys) as service,
             state.tier(tier, option) as offloader,
@@ -64,33 +64,41 @@ def shred(
             # All plans come first: if one part cannot be shredded, nothing is deleted.
             plans = await plan_parts(offloader, stream, service=service)
             if dry_run:
-                done.extend((plan, planned(plan)) for plan in plans)
-                return None
+                return [(plan, planned(plan)) for plan in plans]
             if not yes:
                 _ask(stream, plans)
-            try:
-                async for shredded in shred_parts(offloader, stream, plans, service=service):
-                    done.insert(0, shredded)
-            except OffloadError as stopped:
-                if not done:
-                    raise
-                return stopped
-            return None
+            return await _shred_all(offloader, stream, plans, service, json=json)
 
-    stopped = run_async(main)
-    return _tell(stream, done, stopped, dry_run=dry_run, json=json)
+    return _tell(stream, run_async(main), dry_run=dry_run, json=json)
 
 
-def _tell(
-    stream: str, parts: list[Shredded], stopped: OffloadError | None, *, dry_run: bool, json: bool
-) -> int:
+async def _shred_all(
+    offloader: Catalogue,
+    stream: str,
+    plans: list[ShredPlan],
+    service: KeyService | None,
+    *,
+    json: bool,
+) -> list[Shredded]:
+    done: list[Shredded] = []
+    try:
+        for plan in reversed(plans):
+            done.insert(0, (plan, await shred_part(offloader, plan, service=service)))
+    except OffloadError:
+        if done:  # their keys are gone, and no later run reports them
+            _tell(stream, done, dry_run=False, json=json)
+        raise
+    return done
+
+
+def _tell(stream: str, parts: list[Shredded], *, dry_run: bool, json: bool) -> int:
     """Report the result, and return the exit code."""
     if json:
         print_json(_as_json(stream, parts, dry_run=dry_run))
     for plan, rows in [] if json else parts:
         _show(plan, rows, dry_run=dry_run)
     errors = [row.error for _, rows in parts for row in rows if row.error is not None]
-    for error in errors if stopped is None else [*errors, stopped]:
+    for error in errors:
         print_error(error)
     return 1 if errors else 0
 

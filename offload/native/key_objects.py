@@ -9,6 +9,7 @@ Invariants:
 - The copy is created first. Whoever sees the object `.key` finds both.
 - A key is stored only after the service has unwrapped what it has wrapped. Otherwise a service that can wrap
   and not unwrap would lose every message.
+- A key that was stored for an ended life is taken back: a shred may have listed the keys before.
 
 Both copies are read in the same way, so the loss of one loses nothing. If the key service refuses one copy,
 the other is tried: the service alone tells a sound copy from a forged one. A reader or a writer does not
@@ -18,7 +19,7 @@ restore a lost copy: somebody may be shredding the stream.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +29,16 @@ from uuid import UUID
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.errors import AlreadyExists, Corrupt, Denied, NotFound, OffloadError, TryAgain, UnsupportedFormat
+from offload.errors import (
+    AlreadyExists,
+    Corrupt,
+    Denied,
+    NotFound,
+    OffloadError,
+    StreamDeleted,
+    TryAgain,
+    UnsupportedFormat,
+)
 from offload.formats.anchor import WRAPPED_SIZE_BYTES_MAX, KeyObject
 from offload.formats.keys import StreamKeys
 from offload.formats.sealing import KEY_SIZE_BYTES
@@ -198,11 +208,22 @@ async def try_master_key(service: KeyService, label: str, raw: bytes) -> None:
         raise Denied("the key service does not return the key that it has wrapped")
 
 
-async def store_key(store: ObjectStore, service: KeyService, draft: KeyObject, raw: bytes, env: Env) -> None:
+async def store_key(
+    store: ObjectStore,
+    service: KeyService,
+    draft: KeyObject,
+    raw: bytes,
+    env: Env,
+    *,
+    refuse_if_over: Callable[[], Awaitable[None]],
+) -> None:
     """Wrap a key and store it in two copies. `draft` is its key object, still without the wrapped key.
 
+    `refuse_if_over` looks at the newest root, and raises `StreamDeleted` if the life of this key has ended.
+    Then nothing stays, not even the master key of the first generation if it was made for this key alone.
+
     Raises `AlreadyExists` if a rival has stored this generation, `TryAgain` if it was deleted meanwhile, and
-    as `unwrap_key` does. After an error, one copy or none may be stored.
+    as `unwrap_key` does. After another error than `StreamDeleted`, copies may be stored.
     """
     with asking(draft.stream):
         wrapped = await service.wrap(draft.label, raw, _context(draft))
@@ -226,6 +247,15 @@ async def store_key(store: ObjectStore, service: KeyService, draft: KeyObject, r
             raise TryAgain(f"{name} was rotated or shredded while it was stored") from exc
         except Corrupt as exc:
             raise AlreadyExists(name) from exc
+    try:
+        await refuse_if_over()
+    except StreamDeleted:
+        # The master key first: only the key object names it. If it stays, the next shred finds both.
+        if draft.own and draft.generation == 1:
+            with asking(draft.stream):
+                await service.destroy(draft.label)
+        await store.delete([own, copy])
+        raise
 
 
 def _same(text: bytes, found: bytes, *, where: str) -> None:

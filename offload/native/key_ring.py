@@ -2,8 +2,8 @@
 
 Invariants: an unwrapped key is in memory alone, and is used for `KEPT_SECONDS` at most; a stream that has a
 key is never continued in the clear; no rebuild makes a key; whoever asks for encrypted fragments only reads
-and writes no other; a forked process uses no key and no service of its parent process. A key that was made
-for an ended life is taken back, and nothing is written under it: a shred may have listed the keys before.
+and writes no other; a forked process uses no key and no service of its parent process. Nothing is written
+under a key that was made for an ended life.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from weakref import WeakValueDictionary
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.errors import Corrupt, Denied, Misuse, StreamDeleted
+from offload.errors import Corrupt, Denied, Misuse
 from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
-from offload.formats.keys import StreamKeys
 from offload.formats.sealing import KEY_SECTION, KEY_SIZE_BYTES, DataKey, unwrapped
 from offload.model.labels import MasterKey
 from offload.native.key_objects import asking, listed_keys, open_key, store_key, try_master_key
@@ -182,21 +181,11 @@ class KeyRing:
     async def _make(
         self, store: ObjectStore, draft: KeyObject, raw: bytes, refuse_if_over: Callable[[], Awaitable[None]]
     ) -> StreamKey:
-        life, uid = UUID(draft.incarnation), UUID(draft.uid)
         if draft.own:
             with asking(draft.stream):
                 await self.service.create(draft.label)
-        await store_key(store, self.service, draft, raw, self.env)
-        try:
-            await refuse_if_over()
-        except StreamDeleted:
-            # The master key first: only the key object names it. If it stays, the next shred finds both.
-            if draft.own:
-                with asking(draft.stream):
-                    await self.service.destroy(draft.label)
-            await store.delete(StreamKeys(draft.stream).key_objects(life, uid, draft.generation))
-            raise
-        key = StreamKey(uid=uid, incarnation=life, raw=raw)
+        await store_key(store, self.service, draft, raw, self.env, refuse_if_over=refuse_if_over)
+        key = StreamKey(uid=UUID(draft.uid), incarnation=UUID(draft.incarnation), raw=raw)
         self._keep(store, draft.stream, key)
         return key
 

@@ -102,7 +102,9 @@ class StreamEncryption:
         if newest is None or newest.state is StreamState.DELETED:
             gone = was_deleted(stream, url)
             raise StreamDeleted(gone, epoch=None if newest is None else newest.epoch) from refused
-        if newest.incarnation != committed.incarnation:
+        # A rebuild writes to the life that it brings back, while its root still names another one.
+        is_rebuild = newest.state is StreamState.REBUILDING and newest.version == committed.version
+        if newest.incarnation != committed.incarnation and not is_rebuild:
             gone = f"stream {stream!r} of {url} was deleted, and begun again since"
             raise StreamDeleted(gone, epoch=newest.epoch) from refused
 

@@ -137,7 +137,7 @@ async def trim(
 async def delete_stream(
     offloader: LedgerOffloader, stream: str, *, seen: Manifest | None = None, env: Env | None = None
 ) -> Manifest | None:
-    """Delete a stream for good: commit a tombstone, which fences every writer.
+    """Delete a stream for good: commit a tombstone, which fences every writer. Further parts of it stay.
 
     `seen` is the manifest on which the caller decided. A stream of the same name that began since stays.
     Returns the manifest before, or None if the stream is deleted already. The sweep deletes its objects.

@@ -5,9 +5,9 @@ For each key of the life that a stream has now:
     1. read     the newest generation, and unwrap it; the second copy, or an older generation, if the service
                 refuses the first. If nothing is to be done, stop here
     2. store    the next generation, wrapped again: a second copy, then the object
-    3. read     both copies back
-    4. ask      the newest root. If the stream no longer has this life, delete what step 2 stored: somebody
-                may have shredded the stream, and have listed its keys before step 2
+    3. ask      the newest root. If the stream no longer has this life, delete what step 2 stored: somebody
+                may have shredded the stream, and have listed its keys before step 2 (`store_key`)
+    4. read     both copies back
     5. list     the generations. If there is a newer one, another rotation was faster, and this one ends
     6. delete   the older generations
 
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from uuid import UUID
 
 from offload.contracts.catalogue import Catalogue
@@ -215,15 +216,17 @@ class _Rotation:
         store, stream, mine = self.tier.store, draft.stream, draft.generation
         life, uid = UUID(draft.incarnation), UUID(draft.uid)
         rival = Conflict(f"stream {stream!r}: another rotation of its key {uid} is under way; run again")
-        # 2.
+        # 2. and 3.
         try:
-            await store_key(store, service, draft, raw, self.env)
+            refuse_if_over = partial(self._refuse_if_over, stream, life)
+            await store_key(store, service, draft, raw, self.env, refuse_if_over=refuse_if_over)
         except AlreadyExists as exc:
             raise rival from exc
-        # 3.
-        made = await read_both_copies(store, stream, life, uid, mine)
+        except StreamDeleted as ended:
+            await self._life_of(stream)  # raises too, unless somebody has begun the stream again
+            raise Conflict(f"{ended}, and begun again; run again") from ended
         # 4.
-        await self._undo_if_ended(draft)
+        made = await read_both_copies(store, stream, life, uid, mine)
         # 5.
         names = await self._generations(stream, life, uid)
         newer = [generation for generation in names.values() if generation > mine]
@@ -238,18 +241,15 @@ class _Rotation:
         if older := [name for name, generation in names.items() if generation < mine]:
             await store.delete(older)
 
-    async def _undo_if_ended(self, made: KeyObject) -> None:
-        """Delete what was made, and raise, if the stream was deleted or begun again."""
-        life, ended = UUID(made.incarnation), f"stream {made.stream!r} was deleted while its key was rotated"
+    async def _refuse_if_over(self, stream: str, life: UUID) -> None:
+        """Raise `StreamDeleted` if the stream was deleted, or begun again."""
+        ended = f"stream {stream!r} was deleted while its key was rotated"
         try:
-            if await self._life_of(made.stream) == life:
-                return
-            error: OffloadError = Conflict(f"{ended}, and begun again; run again")
+            now = await self._life_of(stream)
         except StreamDeleted as exc:
-            error = StreamDeleted(ended, epoch=exc.epoch)
-        names = StreamKeys(made.stream).key_objects(life, UUID(made.uid), made.generation)
-        await self.tier.store.delete(names)
-        raise error
+            raise StreamDeleted(ended, epoch=exc.epoch) from exc
+        if now != life:
+            raise StreamDeleted(ended, epoch=None)
 
     async def _generations(self, stream: str, life: UUID, uid: UUID) -> dict[str, int]:
         """Return the generation of each object of a key."""

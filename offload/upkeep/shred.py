@@ -1,7 +1,8 @@
 """Shredding: a stream is deleted, and its keys are destroyed, so that copies of its data cannot be read.
 
-    1. delete    commit a tombstone, as `delete_stream` does. From now on no writer goes on, and none begins
-                 a new key for a life that has ended
+    1. delete    commit a tombstone, as `delete_stream` does. From now on no writer goes on, and one that
+                 makes a key for an ended life takes it back. After the tombstone of the first part, make
+                 sure that the stream gets no other part
     2. list      the key objects of all lives
     3. load      the newest root. If the stream was begun again, the keys of its new life stay
     4. destroy   each master key that was made for a key alone, in the key service. The service unwraps the
@@ -14,8 +15,8 @@
     after step 1      keys                               the next shred
     after step 4      a key whose master key is gone     the next shred: the service has no such key
 
-A stream with parts is shredded part by part, the newest first. It ends with the same fence as a deletion
-(`upkeep.parts`), so that no part begins that nobody has shredded.
+A stream with parts is shredded part by part, the newest first. Each plan has the names of all of them. A part
+that was begun since is a `Conflict`: the next run shreds it too (`upkeep.parts`).
 
 A key that fails keeps all of its objects, because only they name its master key. The other keys go.
 
@@ -28,9 +29,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from uuid import UUID
@@ -72,7 +73,6 @@ __all__ = [
     "plan_shred",
     "planned",
     "shred",
-    "shred_parts",
 ]
 
 
@@ -136,6 +136,9 @@ class ShredPlan:
     lost: UUID | None = None
     """The key of the newest fragment, if none of its objects is left."""
 
+    parts: tuple[str, ...] = ()
+    """The names of all parts that are shredded together, in order. Empty if this stream alone is shredded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
@@ -182,9 +185,9 @@ async def plan_shred(
 async def plan_parts(tier: Catalogue, stream: str, *, service: KeyService | None = None) -> list[ShredPlan]:
     """Return the plan of each part of a stream, in order, also of deleted ones, which may have left keys.
 
-    Raises as `plan_shred` does for the first part that cannot be shredded.
+    Shred the last one first. Raises as `plan_shred` does for the first part that cannot be shredded.
     """
-    plans = []
+    plans = list[ShredPlan]()
     for part in [StreamPart(stream), *await tier.parts(stream)]:
         try:
             is_later = part.number > 1
@@ -194,27 +197,8 @@ async def plan_parts(tier: Catalogue, stream: str, *, service: KeyService | None
         except NotOffloaded:
             if part.number == 1:
                 raise  # a later part may be begun, and have no data and no key yet
-    return plans
-
-
-async def shred_parts(
-    tier: Catalogue,
-    stream: str,
-    plans: Sequence[ShredPlan],
-    *,
-    service: KeyService | None = None,
-    env: Env | None = None,
-) -> AsyncIterator[tuple[ShredPlan, list[ShreddedKey]]]:
-    """Shred each part of a stream, the newest first, and yield its plan and what became of its keys.
-
-    `plans` is from `plan_parts`. Raises `Conflict` if a part was begun meanwhile, before or after parts that
-    were shredded: plan and run again.
-    """
-    offloader = native(tier, to="shred a stream of")
-    for plan in reversed(plans):
-        await refuse_unseen(offloader, stream, {each.stream for each in plans})
-        yield plan, await shred(tier, plan, service=service, env=env)
-    await refuse_new_parts(offloader, stream, env=env)
+    names = tuple(plan.stream for plan in plans)
+    return [replace(plan, parts=names) for plan in plans]
 
 
 async def shred(
@@ -223,13 +207,18 @@ async def shred(
     """Delete the stream, and destroy the keys of all its ended lives. Return what became of each key.
 
     A stream that was begun again since `plan` stays. After a crash, and for keys that an error kept, plan and
-    call it again.
+    call it again. Raises `Conflict` if a part was begun that is not in `plan.parts`: plan and call it again.
     """
     offloader, stream = native(tier, to="shred a stream of"), plan.stream
     await offloader.open()
     # 1.
+    if plan.parts:
+        await refuse_unseen(offloader, plan.parts[0], plan.parts)
     if plan.manifest is not None:
         await delete_stream(offloader, stream, seen=plan.manifest, env=env)
+    # Before any key goes: if this raises, all rows are reported by the next run.
+    if stream in plan.parts[:1]:
+        await refuse_new_parts(offloader, stream, env=env)
     # 2.
     keys = await _stored(offloader, stream)
     # 3.

@@ -10,12 +10,16 @@ import signal
 import subprocess
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from campaign import CAMPAIGN
 from command_line import SEED, Ran, calls_of, contents, finish, keys, offload, start, start_dying_below
 from osiris_data import DATA, body_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
+
+from offload.contracts.catalogue import Catalogue
+from offload.upkeep.shred import ShreddedKey, ShredPlan, shred
 
 TINY = f"rabbitmq://{DATA / 'tiny'}"
 BODIES = [body_of(number).decode() for number in range(10)]
@@ -357,6 +361,30 @@ class TestParts:
         ]  # fmt: skip
         assert [key for key in keys(parts) if "/keys/" in key and key.startswith("shop")] == []
         assert [row["stream"] for row in good("ls", parts, "--json").objects] == ["tiny"]
+
+    def test_parts_that_were_shredded_before_an_error_are_reported(
+        self, parts: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A follower begins a further part after the first tombstone. The keys that are gone are gone."""
+        plans = []
+
+        async def shredded(tier: Catalogue, plan: ShredPlan, **options: Any) -> list[ShreddedKey]:
+            plans.append(plan)
+            if len(plans) == 2:
+                shutil.rmtree(parts.parent / "shop")
+                write_stream(parts.parent / "shop", simple_chunks(2, first_offset=90))
+                source = f"rabbitmq://{parts.parent / 'shop'}"
+                assert finish(start("sync", source, parts, "--encrypt", "a", "--new-part")).code == 0
+            return await shred(tier, plan, **options)
+
+        monkeypatch.setattr("offload.cli.shred.shred_part", shredded)
+        ran = offload("shred", parts, "shop", "--yes", "--json")
+
+        assert ran.code != 0
+        assert "'shop-part-3' was begun meanwhile as a part of stream 'shop'; run again" in ran.error
+        [done] = ran.objects
+        assert (done["stream"], [key["fate"] for key in done["keys"]]) == ("shop-part-2", ["deleted"])
+        assert sorted(row["stream"] for row in good("ls", parts, "--json").objects) == ["shop", "tiny"]
 
     def test_nothing_is_shredded_if_a_part_cannot_be(self, parts: Path) -> None:
         for key in [key for key in keys(parts) if key.startswith("shop-part-2/metadata/root.")]:

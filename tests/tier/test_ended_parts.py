@@ -22,7 +22,7 @@ from offload.streams.follow_rules import FollowRules
 from offload.streams.follower import Follower
 from offload.streams.parts import record_part
 from offload.upkeep.parts import delete_parts, live_manifests
-from offload.upkeep.shred import plan_parts, shred_parts
+from offload.upkeep.shred import plan_parts, shred
 
 OWN: Final = "own:shop"
 RULES: Final = FollowRules(max_lag_seconds=10.0, hold_back_seconds=0.0, new_part=True)
@@ -37,9 +37,8 @@ async def deleted(world: World | Process) -> None:
 
 async def shredded(world: World | Process) -> None:
     tier = world.tier()
-    plans = await plan_parts(tier, "orders", service=world.service)
-    async for _ in shred_parts(tier, "orders", plans, service=world.service):
-        pass
+    for plan in reversed(await plan_parts(tier, "orders", service=world.service)):
+        await shred(tier, plan, service=world.service)
 
 
 def source_behind_a_gap() -> GrowingStream:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 import pytest
-from key_world import LABEL, Service, World, append, is_encrypted, read, run
+from key_world import LABEL, Service, World, append, is_encrypted, living, read, run
 from made_fragments import tail_of
 from offload_conformance.ledgers import ledger_of
 
@@ -32,10 +32,6 @@ from offload.store.memory import MemoryStore
 
 MARKER: Final = b"a key nobody may ever see here.."
 LIFE: Final = UUID(int=1)
-
-
-async def living() -> None:
-    """Find that the stream lives, in place of a look at its newest root."""
 
 
 def _other_label(sound: KeyObject) -> bytes:

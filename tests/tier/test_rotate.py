@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 from campaign import few
-from key_world import LABEL, Service, World, append, fence, is_encrypted, read, run
+from key_world import LABEL, Service, World, append, fence, is_encrypted, living, read, run
 from offload_conformance.ledgers import ledger_of
 from rivals import Process, at_every_moment, crash
 
@@ -67,7 +67,7 @@ async def template(state: str) -> World:
         assert match is not None
         generation, label, only, damaged = int(match[1]), match[2], match[3], match[4]
         draft = replace(first, generation=generation, label=LABELS.get(label, first.label), wrapped="")
-        await store_key(world.store, world.service, draft, raw, world.ring().env)
+        await store_key(world.store, world.service, draft, raw, world.ring().env, refuse_if_over=living)
         if only is not None:
             world.lose(f"{generation:020}.{'copy' if only == 'key' else 'key'}")
         for suffix in () if damaged is None else [damaged[1:]] if damaged[1:] else ["key", "copy"]:

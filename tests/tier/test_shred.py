@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import pytest
-from key_world import LABEL, Service, World, append, fence, is_encrypted, read, run
+from key_world import LABEL, Service, World, append, fence, is_encrypted, living, read, run
 from offload_conformance.ledgers import ledger_of
 from rivals import Process, at_every_moment, crash
 
@@ -157,7 +157,7 @@ class TestFates:
             one = key_object(world)
             raw = await unwrap_key(world.service, one)
             draft = replace(one, generation=2, label="new", wrapped="")
-            await store_key(world.store, world.service, draft, raw, world.ring().env)
+            await store_key(world.store, world.service, draft, raw, world.ring().env, refuse_if_over=living)
 
             rows = await shredded(world)
 
@@ -442,7 +442,14 @@ class TestRivals:
             async def write(operation: str, key: str) -> None:
                 if operation == "create" and key.startswith(StreamKeys("orders").roots):
                     await world.service.create(draft.label)
-                    await store_key(world.store.inner, world.service, draft, bytes(32), world.ring().env)
+                    await store_key(
+                        world.store.inner,
+                        world.service,
+                        draft,
+                        bytes(32),
+                        world.ring().env,
+                        refuse_if_over=living,
+                    )
 
             world.store.before = write
             rows = await shred(world.tier(), plan, service=world.service)
