@@ -76,7 +76,8 @@ class Blocking:
         keys: str | None = None,
     ) -> None:
         """The arguments are those of `Session` and of `Session.catalogue`. `url` may also be a `Path`."""
-        session, place = Session(plugins=plugins, keys=keys), os.fspath(url)
+        session = Session(plugins=plugins, keys=keys)
+        place = os.fspath(url) if isinstance(url, os.PathLike) else url
         self._open(
             session,
             lambda: session.catalogue(place, storage_options=storage_options, options=options, plan=plan),

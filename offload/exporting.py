@@ -36,6 +36,7 @@ from offload.errors import Misuse, NotOffloaded, OffloadError
 from offload.local.files import explained
 from offload.local.segment_writer import sync_folder
 from offload.model.position import PartOffset
+from offload.outside import Unreadable, json_outside, read_outside
 from offload.tables import ArrowStream, RowPosition
 from offload.urls import FILE_SCHEME, scheme_of
 
@@ -202,10 +203,14 @@ def _refuse_tier(folder: Path, url: str) -> None:
 
 def _recorded(path: Path, names: Iterable[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_outside(read_outside(path))
         return {name: found[name] for name in names} | {"parts": dict(found["parts"])}
+    except OSError:
+        with explained("read", path):
+            raise
     except (ValueError, TypeError, LookupError) as exc:
-        raise Misuse(f"{path} is no record of an export: take another folder") from exc
+        why = f" ({exc})" if isinstance(exc, Unreadable) else ""
+        raise Misuse(f"{path} is no record of an export{why}: take another folder") from exc
 
 
 def _end_of(folder: Path) -> PartOffset | None:

@@ -10,7 +10,6 @@ Pip, uv and pipx record how they installed a distribution:
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -18,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+
+from offload.outside import json_outside
 
 __all__ = ["install_command", "missing_text"]
 
@@ -61,7 +62,7 @@ def _pip(words: list[str]) -> str:
 def _origin(found: Distribution) -> dict[str, Any]:
     """Return the record of a distribution's origin. It is empty for an index, or if it cannot be read."""
     try:
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        origin = json_outside(found.read_text("direct_url.json") or "{}")
         return origin if isinstance(origin.get("url"), str) else {}
     except (ValueError, AttributeError):
         return {}

@@ -665,8 +665,13 @@ class GivenOptions:
     def of(cls, options: Mapping[str, Any], limits: RequestLimits | None = None) -> GivenOptions:
         """Divide `options`.
 
-        Those that name limits override `limits`. Raises `Misuse` for an invalid limit.
+        Those that name limits override `limits`. Raises `Misuse` for an invalid limit, and if these are no
+        options.
         """
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise Misuse(
+                f"storage_options are a dictionary of names and values, not this {type(options).__name__}"
+            )
         commits, others = _parted(options, lambda name: name.startswith(COMMIT_OPTION))
         of_limits, data = _parted(others, lambda name: name in RequestLimits.names())
         commits = {name.removeprefix(COMMIT_OPTION): value for name, value in commits.items()}

@@ -234,7 +234,7 @@ class ArrowStream:
         its fragment is. The size is that of the chunks, uncompressed. Fetches no message. Raises `Misuse` for
         a size below 1.
         """
-        if not size_bytes >= 1:
+        if type(size_bytes) is not int or size_bytes < 1:
             raise Misuse(f"size_bytes is a number of bytes from 1 on, not {size_bytes!r}")
         ranges = self._ranges(start, end)
         pieces = self._tier.run(pieces_of_ranges(self._tier.catalogue, ranges, size_bytes=size_bytes))

@@ -37,6 +37,8 @@ def scheme_of(url: str) -> str | None:
     Raises `Misuse` for a Windows path, for a word followed by a colon without two slashes, and for a word
     followed by two slashes without a colon.
     """
+    if not isinstance(url, str):
+        raise Misuse(f"a tier or source is named by a URL or a path, not by a {type(url).__name__}")
     if _WINDOWS.match(url):
         raise Misuse(f"{url!r} is a Windows path: this program runs only on POSIX systems")
     if (mistyped := _NO_COLON.match(url)) is not None:

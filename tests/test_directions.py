@@ -50,6 +50,7 @@ ROOMS = {
 """The rooms of the core, each with the rooms that it may import."""
 ROOM_OF_FILE = {
     **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras", "tracing", "loops"), "ground"),
+    "outside": "ground",
     **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
     **dict.fromkeys(("tables", "exporting"), "session"),
 }

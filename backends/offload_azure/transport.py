@@ -30,7 +30,7 @@ NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutErro
 """Errors of connecting: the server received nothing."""
 
 
-_CONTENT_RANGE: Final = re.compile(r"bytes \d+-(\d+|-1)/\d+")
+_CONTENT_RANGE: Final = re.compile(r"bytes [0-9]{1,20}-([0-9]{1,20}|-1)/[0-9]{1,20}")
 
 
 class ProxyRefused(aiohttp.ClientError):

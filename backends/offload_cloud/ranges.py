@@ -19,8 +19,8 @@ __all__ = ["PART", "WHOLE", "answered", "asked_for", "exactly", "range_of", "siz
 
 WHOLE, PART = 200, 206
 FAR: Final = 2**62
-_ASKED: Final = re.compile(r"bytes=(\d*)-(\d+)")
-_ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")
+_ASKED: Final = re.compile(r"bytes=([0-9]{0,20})-([0-9]{1,20})")
+_ANSWERED: Final = re.compile(r"bytes ([0-9]{1,20})-([0-9]{1,20}|-1)/([0-9]{1,20}|\*)")
 """The header `Content-Range` of a reply. MinIO writes `0--1/0` for the end of an empty object."""
 
 

@@ -16,7 +16,6 @@ asks.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import ssl
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ from yarl import URL
 
 from offload.contracts.store import Buffer
 from offload.errors import Misuse
+from offload.outside import json_outside
 from offload_gcs.failures import Refused, Unusable
 from offload_gcs.options import MODES, GcsOptions
 
@@ -67,7 +67,7 @@ class GcsReply:
     def said(self) -> Mapping[str, Any]:
         """The JSON object in the body; an empty one if there is none, which proves nothing (`proofs`)."""
         try:
-            found = json.loads(self.data)
+            found = json_outside(self.data, size_bytes_max=len(self.data))  # the exchange bounds it
         except ValueError:  # a page, or a reply that is cut short
             return {}
         return found if isinstance(found, dict) else {}
@@ -203,7 +203,7 @@ def _token_of(options: GcsOptions) -> Any:
     said = shown(options.token) or "google_default"
     if said in MODES or isfile(said):
         return said
-    return json.loads(said) if said.lstrip().startswith("{") else Credentials(said)  # type: ignore[no-untyped-call]
+    return json_outside(said) if said.lstrip().startswith("{") else Credentials(said)  # type: ignore[no-untyped-call]
 
 
 def _make_sure_of_project(files: GCSFileSystem, options: GcsOptions) -> None:

@@ -16,11 +16,10 @@ The second row is sound because the client sends each request once (`client`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
@@ -40,6 +39,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
+from offload.outside import json_outside
 
 SAID_CHARACTERS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(?i)\bbearer\s+\S+|\bya29\.\S+|upload_id=[^&\s'\"]+|//[^/@\s]+@")
@@ -291,7 +291,7 @@ def _understood(body: bytes) -> tuple[str, str]:
     """Return the reason and the message of an error's body, which is JSON, XML or plain text."""
     text = body.decode("utf-8", errors="replace")
     try:
-        error: Any = json.loads(text)["error"]
+        error = json_outside(text)["error"]
         details = error.get("errors") or [{}]
         reason = next((each["reason"] for each in error.get("details", ()) if "reason" in each), "")
         return details[0].get("reason") or reason, without_secrets(error.get("message", ""))

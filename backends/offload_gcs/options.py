@@ -8,7 +8,6 @@ except on loopback.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from os.path import isfile
@@ -17,6 +16,8 @@ from urllib.parse import urlsplit
 
 from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from offload.outside import json_outside
 
 MODES: Final = frozenset({"google_default", "cloud", "cache", "anon"})
 """The ways to find credentials that gcsfs knows by name, except those that ask a person."""
@@ -47,7 +48,7 @@ def _token(token: SecretStr) -> SecretStr:
     said = token.get_secret_value()
     if said.lstrip().startswith("{"):
         try:
-            json.loads(said)
+            json_outside(said)
         except ValueError:
             raise ValueError("begins like the JSON of a key, but is not valid JSON") from None
     elif said not in MODES and ("/" in said or said.endswith(".json")) and not isfile(said):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHUNK_SIZE_BYTES: Final = 16 * 2**20
 """The service wants a multiple of 256 KiB. Larger chunks are faster, and take more memory."""
 
-_HELD: Final = re.compile(r"bytes=0-(\d+)")
+_HELD: Final = re.compile(r"bytes=0-([0-9]{1,19})")
 
 
 async def put_resumable(store: GcsStore, asked: Asked, body: Body, *, extra: Mapping[str, Any]) -> None:

@@ -42,6 +42,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
+from offload.outside import number_outside
 
 FAILURES: Final = (
     ClientError,
@@ -294,7 +295,7 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
     if code in DAMAGED:
         return TryAgain(f"{said}: {code}: {message}")
     # The server began, and failed somewhere. It may have applied a mutation: `lost` says so.
-    if code in TRANSIENT or status >= 500 or (code.isdigit() and int(code) >= 500):
+    if code in TRANSIENT or status >= 500 or (number_outside(code) or 0) >= 500:
         # A 502 from a proxy is unknown too: the server behind it may have applied the request.
         strange = code.isdigit() and not _speaks_s3(exc)
         hint = "; the reply is not from an S3 server; check `endpoint_url` and `proxy`" if strange else ""

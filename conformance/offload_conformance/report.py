@@ -6,7 +6,6 @@ Knows no pytest, so that reports can be read on machines without it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,10 +13,13 @@ from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 from offload.errors import Misuse
+from offload.outside import json_outside, read_outside
 from offload_conformance.clauses import LAYERS
 
 VERSION: Final = 1
 """The version of the document. New fields keep it; a field that changes its meaning raises it."""
+
+REPORT_SIZE_BYTES_MAX: Final = 64 * 2**20
 
 OUTCOMES: Final = ("passed", "failed", "not_run")
 NAMED_MAX: Final = 3
@@ -29,7 +31,7 @@ Document = dict[str, Any]
 def read(path: Path) -> Document:
     """Read a report from a file. Raises `Misuse` if it is not a report, or one of a newer version."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json_outside(read_outside(path, size_bytes_max=REPORT_SIZE_BYTES_MAX))
         version = document["report"]
         assert isinstance(document["clauses"], list)
     except (ValueError, KeyError, TypeError, AssertionError) as exc:

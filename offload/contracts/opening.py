@@ -75,8 +75,8 @@ def _number(name: str, value: Any) -> float | None:
         return None
     try:
         number = int(value) if name.endswith("requests_max") else float(value)
-    except (TypeError, ValueError) as exc:
-        raise Misuse(f"option {name!r} takes a number, not {value!r}") from exc
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise Misuse(f"option {name!r} takes a number, not {str(value)[:80]!r}") from exc
     if not number > 0 or not math.isfinite(number):
         raise Misuse(f"option {name!r} takes a number above zero, not {value!r}")
     return number

@@ -35,6 +35,7 @@ from offload.formats.keys import escape
 from offload.model.compression import BlockCodec, Compression
 from offload.model.labels import check_label
 from offload.model.part import PART_MAX, StreamPart
+from offload.outside import json_outside
 
 ANCHOR_FORMAT_VERSION: Final = 1
 COMPRESSION_FORMAT_VERSION: Final = 2
@@ -145,9 +146,9 @@ class _Anchor(ABC):
         if not ANCHOR_FORMAT_VERSION <= int(head[2]) <= cls.known_version:
             check_version(f"{cls.kind} anchor", int(head[2]), cls.known_version, where)
         try:
-            anchor = cls(**json.loads(raw.split(b"\n")[1]))
+            anchor = cls(**json_outside(raw.split(b"\n")[1]))
             same = anchor.encode() == raw
-        except (ValueError, TypeError, IndexError, RecursionError) as exc:
+        except (ValueError, TypeError, IndexError) as exc:
             raise Corrupt("anchor", where, expected="one line of JSON", found=str(exc)) from exc
         if not same:
             raise Corrupt("anchor", where, expected=anchor.encode(), found=raw)

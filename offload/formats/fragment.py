@@ -57,6 +57,7 @@ from offload.formats.sealing import KEY_SECTION, TAG_SIZE_BYTES, DataKey
 from offload.formats.sections import SECTION, Section, decode_directory, encode_sections, section_of
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 from offload.model.compression import Compression
+from offload.outside import json_outside
 
 __all__ = ["FragmentTail"]
 
@@ -436,10 +437,10 @@ def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tup
     try:
         stream = name.decode()
         escape(stream)  # a name that no key can hold
-        metadata = json.loads(texts[len(name) :] or b"{}")
+        metadata = json_outside(texts[len(name) :] or b"{}", size_bytes_max=len(raw))
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("the metadata is not an object of texts")
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise Corrupt("description", where, expected="UTF-8 and JSON", found=str(exc), position=at) from exc
     expect("stream digest", where, at, expected=trailer.stream_digest, found=stream_digest(stream))
     return stream, metadata

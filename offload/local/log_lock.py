@@ -35,6 +35,7 @@ from offload.errors import Conflict, Corrupt
 from offload.formats.checksums import crc32
 from offload.local.disk import Disk
 from offload.local.files import explained, read_at, shown_path
+from offload.outside import json_outside
 
 __all__ = ["LOCK_NAME", "LogLock", "Present"]
 
@@ -174,7 +175,7 @@ def _present(descriptor: int, path: Path) -> Present | None:
     if not raw.strip(b"\0"):
         return None
     try:
-        values = json.loads(raw)
+        values = json_outside(raw)
         found = Present(first=values["first"], synced=values["synced"])
         if not all(type(each) is int for each in asdict(found).values()):
             raise ValueError("a value is no integer")
@@ -193,7 +194,7 @@ def _state(descriptor: int, path: Path) -> LockState:
     if not raw.strip(b"\0"):
         return LockState()
     try:
-        found = LockState(**json.loads(raw))
+        found = LockState(**json_outside(raw))
         if not all(type(each) is int and 0 <= each < 2**64 for each in asdict(found).values()):
             raise ValueError("a number is out of range")
     except (ValueError, TypeError) as exc:

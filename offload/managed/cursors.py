@@ -18,11 +18,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from offload.contracts.log import LedgerLog
 from offload.contracts.store import Body, ObjectStore, Span
 from offload.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
+from offload.outside import json_outside
 
 __all__ = ["CursorPlace", "LogCursors", "StoreCursors"]
 
@@ -117,9 +118,9 @@ def decode_cursors(note: bytes, *, where: str) -> dict[str, int]:
             "size of the cursors", where, expected=f"at most {NOTE_SIZE_BYTES_MAX}", found=len(note)
         )
     try:
-        value: Any = json.loads(note)
+        value = json_outside(note, size_bytes_max=NOTE_SIZE_BYTES_MAX)
         version, positions = value["version"], value["cursors"]
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError) as exc:
         raise Corrupt("cursors", where, expected="an object with version and cursors", found="none") from exc
     if version != CURSORS_VERSION:
         raise UnsupportedFormat(

@@ -65,6 +65,7 @@ from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
+from offload.outside import json_outside
 from offload.streams.copier import StreamCopier
 from offload.streams.parts import check_part
 from offload.streams.reader import newer_manifest
@@ -518,10 +519,10 @@ def _version(manifest: Manifest | None) -> int:
 
 def _decode_note(raw: bytes) -> tuple[list[tuple[int, int]], _Had | None]:
     try:
-        note = json.loads(raw)
+        note = json_outside(raw)
         rows = [(end, ms) for end, ms in note["ends"]]
         had = None if note["had"] is None else _Had(**note["had"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return [], None
     numbers = [each for row in rows for each in row]
     if had is not None:

@@ -125,7 +125,7 @@ def parse_position(text: str, *, now_ms: int | None = None) -> Position:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
         forms = "first, last, next, an offset, an ISO 8601 time, @ and milliseconds, or -1h"
-        raise Misuse(f"{text!r} is not a position: use {forms}") from exc
+        raise Misuse(f"{text[:80]!r} is not a position: use {forms}") from exc
     return _at(moment)
 
 

@@ -29,7 +29,7 @@ def seconds_from(text: str) -> float:
     """Return a duration in seconds. Raises `Misuse` if the text is no duration."""
     seconds = _parsed(text, SECONDS)
     if seconds is None:
-        raise Misuse(f"takes a number and one of {', '.join(SECONDS)}, such as 36h or 7d, not {text!r}")
+        raise Misuse(f"takes a number and one of {', '.join(SECONDS)}, such as 36h or 7d, not {text[:80]!r}")
     return float(seconds)
 
 
@@ -37,7 +37,7 @@ def size_bytes_from(text: str) -> int:
     """Return a size in bytes. Raises `Misuse` if the text is no size."""
     size_bytes = _parsed(text, SIZES)
     if size_bytes is None:
-        raise Misuse(f"takes bytes, such as 100GB, 64MiB or 1000000, not {text!r}")
+        raise Misuse(f"takes bytes, such as 100GB, 64MiB or 1000000, not {text[:80]!r}")
     return int(size_bytes)
 
 

@@ -12,6 +12,7 @@ statement is parsed alone: that says which keys it sets, and its line is known.
 
 from __future__ import annotations
 
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from offload.errors import Misuse
+from offload.outside import Unreadable, text_outside, toml_outside
 from offload.service.config import PricesConfig, RunConfig, StreamConfig, UpkeepConfig
 from offload.urls import names_secret
 
@@ -37,8 +39,15 @@ HIDDEN_NAMES: Final = ("broker_password",)
 OF_BROKER: Final = "broker"
 """The first word of the keys outside of these tables that may have their values elsewhere."""
 
-UTF_8: Final = "utf-8-sig"
-"""Passes over a byte order mark, which editors of Windows put first. In a password it would be invisible."""
+MISTAKES_MAX: Final = 20
+MISTAKE_CHARACTERS_MAX: Final = 1000
+
+_TOKEN: Final = re.compile(
+    r'''"""[^"\\]*(?:(?:\\.|"{1,2}(?!"))[^"\\]*)*"{3,5}|'{3}[^']*(?:'{1,2}(?!')[^']*)*'{3,5}'''
+    r"""|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|\#[^\n]*|[][{}\n]""",
+    re.DOTALL,
+)
+"""What decides where a statement of TOML ends: strings, comments, brackets, and ends of lines."""
 
 _KeyPath: TypeAlias = tuple[str, ...]
 _Place: TypeAlias = Callable[[_KeyPath], tuple[int, str]]
@@ -51,13 +60,14 @@ def load_config(path: Path, environ: Mapping[str, str]) -> tuple[RunConfig, list
     Raises `Misuse`, whose text has the file and the line of each mistake.
     """
     try:
-        text = path.read_text(encoding=UTF_8)
-        document = tomllib.loads(text)
+        text = text_outside(path)
     except OSError as error:
         raise Misuse(f"{path}: cannot read this configuration: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise Misuse(f"{path}: the configuration is not UTF-8: {error.reason}") from error
-    except tomllib.TOMLDecodeError as error:
+    except Unreadable as error:
+        raise Misuse(f"{path}: cannot read this configuration: {error}") from error
+    try:
+        document = toml_outside(text)
+    except Unreadable as error:
         raise Misuse(f"{path}: this is no TOML: {error}") from error
     lines = _lines(text)
 
@@ -85,8 +95,9 @@ def _checked(document: Mapping[str, Any], place: _Place) -> RunConfig:
         return RunConfig.model_validate(document)
     except ValidationError as error:
         # Without the cause: it holds every value, secrets too.
-        text = "; ".join(text for _, text in sorted(_mistakes(error, place)))
-    raise Misuse(text)
+        mistakes = [text[:MISTAKE_CHARACTERS_MAX] for _, text in sorted(_mistakes(error, place))]
+    more = f"; and {len(mistakes) - MISTAKES_MAX} more" if mistakes[MISTAKES_MAX:] else ""
+    raise Misuse("; ".join(mistakes[:MISTAKES_MAX]) + more)
 
 
 def _mistakes(error: ValidationError, place: _Place) -> Iterator[tuple[int, str]]:
@@ -143,22 +154,26 @@ def _lines(text: str) -> dict[_KeyPath, int]:
     """Return the line of each table and key, counted from 1."""
     lines: dict[_KeyPath, int] = {}
     table: _KeyPath = ()
-    statement, begin = "", 1
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not statement:
-            begin = number
-        statement += line + "\n"
-        try:
-            parsed = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
-            continue  # a value of several lines
-        paths = list(_paths(parsed))
+    for begin, statement in _statements(text):
+        paths = list(_paths(tomllib.loads(statement)))
         if statement.lstrip().startswith("["):
             table, paths = paths[-1], [()]
         for keys in paths:
             lines.setdefault(table + keys, begin)
-        statement = ""
     return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each statement of a TOML document, with its line, in one pass: a long value is no burden."""
+    begin, start, line, depth = 1, 0, 1, 0
+    for token in _TOKEN.finditer(text + "\n"):
+        word = token[0]
+        line += word.count("\n")
+        depth += (word in "[{") - (word in "]}")
+        if word == "\n" and not depth:
+            if text[start : token.start()].strip():
+                yield begin, text[start : token.start()] + "\n"
+            begin, start = line, token.end()
 
 
 def _paths(parsed: Mapping[str, Any], above: _KeyPath = ()) -> Iterator[_KeyPath]:
@@ -198,9 +213,9 @@ def _resolved(
 
 def _content(path: Path, where: str) -> str:
     try:
-        return path.read_text(encoding=UTF_8).removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error.reason
+        return text_outside(path).removesuffix("\n")
+    except (OSError, Unreadable) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise Misuse(f"{where}: cannot read {path}: {why}") from None
 
 

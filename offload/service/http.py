@@ -10,7 +10,10 @@ The routes change nothing and send no request to a store. They answer on a loopb
 operator names another one, since names of streams and offsets are not for everybody. There is no TLS and no
 login: put a proxy before them if other machines must ask.
 
-Invariant: the port is taken before anything starts, so a port that is in use stops nothing half-way.
+Invariants: the port is taken before anything starts, so a port that is in use stops nothing half-way. A
+connection lasts at most `CONNECTION_SECONDS`, and at most `CONNECTIONS_MAX` are open: uvicorn bounds neither
+the time of a request that never ends, nor the connections without one. So whoever reaches the port takes only
+so many of the descriptors that the streams need.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offload.service.health import Health
 
@@ -36,6 +40,15 @@ __all__ = ["routes", "serve_http"]
 
 END_SECONDS: Final = 2
 """The time for replies that are under way when the process ends."""
+
+CONNECTION_SECONDS: Final = 30.0
+"""Prometheus opens another connection after that. A scrape takes milliseconds."""
+
+KEEP_ALIVE_SECONDS: Final = 5
+"""The time that a connection stays open after a reply."""
+
+CONNECTIONS_MAX: Final = 64
+"""A few programs ask: Prometheus, an orchestrator, people. The oldest connection makes room for a new one."""
 
 
 def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
@@ -69,6 +82,9 @@ async def serve_http(application: Starlette, listener: socket.socket) -> None:
         lifespan="off",
         timeout_graceful_shutdown=END_SECONDS,
         server_header=False,
+        http=_Connection,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -77,6 +93,25 @@ async def serve_http(application: Starlette, listener: socket.socket) -> None:
     finally:
         server.should_exit = True
         await serving
+
+
+class _Connection(H11Protocol):
+    """A connection that ends in time, and makes room for others."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(CONNECTION_SECONDS, transport.abort)
+        others = [each for each in self.connections if isinstance(each, _Connection)]
+        if len(others) > CONNECTIONS_MAX:
+            oldest = min(others, key=lambda each: 0.0 if each._deadline is None else each._deadline.when())
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):

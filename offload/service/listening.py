@@ -6,6 +6,7 @@ import socket
 from typing import Final
 
 from offload.errors import Misuse
+from offload.outside import number_outside
 
 __all__ = ["address_from", "address_of", "listen"]
 
@@ -51,6 +52,7 @@ def address_from(text: str) -> tuple[str, int] | None:
         return None
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
-    if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):
+    number = number_outside(port)
+    if not host or number is None or number >= 65536:
         raise Misuse(f'expected "HOST:PORT", a port alone, which is open to this machine, or "{OFF}"')
-    return host, int(port)
+    return host, number

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offload.env import Env
+from offload.outside import number_outside
 from offload.service.health import Health
 
 __all__ = ["Notifier", "notifier_of"]
@@ -46,10 +47,10 @@ def notifier_of(environ: Mapping[str, str], health: Health, env: Env) -> Notifie
     if not address:
         return None
     beat_seconds = BEAT_SECONDS_MAX
-    microseconds = environ.get("WATCHDOG_USEC", "")
+    microseconds = number_outside(environ.get("WATCHDOG_USEC", ""))
     is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    if is_ours and microseconds.isdecimal() and int(microseconds):
-        beat_seconds = min(beat_seconds, int(microseconds) / 1e6 / BEATS_PER_WATCHDOG)
+    if is_ours and microseconds:
+        beat_seconds = min(beat_seconds, microseconds / 1e6 / BEATS_PER_WATCHDOG)
     return Notifier(address=address, beat_seconds=beat_seconds, health=health, env=env)
 
 

@@ -26,6 +26,7 @@ from botocore.parsers import ResponseParserError
 
 from offload.env import Env
 from offload.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
+from offload.outside import number_outside
 from offload_keys.remote import (
     CERTIFICATE,
     DEADLINE_SECONDS,
@@ -125,10 +126,10 @@ class AwsKeys(RemoteKeys):
         self._region, self._endpoint = query.get("region"), query.get("endpoint")
         if self._endpoint is not None:
             checked_address(self._endpoint, url)
-        days = query.get("days", str(DAYS_MIN))
-        if not (days.isascii() and days.isdigit() and DAYS_MIN <= int(days) <= DAYS_MAX):
+        days = number_outside(query.get("days", str(DAYS_MIN)))
+        if days is None or not DAYS_MIN <= days <= DAYS_MAX:
             raise Misuse(f"{url!r}: days, the waiting period of KMS, is {DAYS_MIN} to {DAYS_MAX}")
-        self._days = int(days)
+        self._days = days
 
     async def _open(self) -> None:
         config = AioConfig(

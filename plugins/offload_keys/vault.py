@@ -12,7 +12,6 @@ create keys, so a read comes first.
 from __future__ import annotations
 
 import base64
-import json
 import os
 import ssl
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import aiohttp
 
 from offload.env import Env
 from offload.errors import Denied, Misuse, NoSuchKey
+from offload.outside import json_outside
 from offload_keys.binding import bound
 from offload_keys.remote import (
     DEADLINE_SECONDS,
@@ -153,7 +153,7 @@ def _headers(url: str) -> dict[str, str]:
 
 def _answer(status: int, raw: bytes, field: str) -> str:
     try:
-        found = json.loads(raw) if raw else {}
+        found = json_outside(raw) if raw else {}
     except ValueError:
         found = {}
     if not 200 <= status < 300:

@@ -8,7 +8,6 @@ loaded into a pool of its own, so that a program may also use Pulsar's or BookKe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from uuid import UUID
 
 from offload.errors import Corrupt, Misuse
 from offload.extras import missing_text
+from offload.outside import json_outside
 
 __all__ = [
     "LedgerInfo",
@@ -268,9 +268,9 @@ def _from_json(name: str, raw: bytes, where: str) -> bytes:
         raise Corrupt(f"size of {name}", where, expected=most, found=len(raw))
     message = message_class(name)()
     try:
-        fields = json.loads(raw)
+        fields = json_outside(raw, size_bytes_max=METADATA_SIZE_BYTES_MAX)
         json_format.ParseDict(fields, message)
-    except (json_format.ParseError, ValueError, RecursionError) as exc:
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as exc:
         raise Corrupt(f"JSON of {name}", where, expected="its fields", found=str(exc)) from exc
     if "ledgerInfo" not in fields:
         found = ", ".join([*fields][:5])

@@ -36,6 +36,7 @@ from offload.local.segment_writer import (
     sync_folder,
 )
 from offload.model.chunk_table import ChunkTable
+from offload.outside import Unreadable, json_outside, number_outside, read_outside
 
 SCHEME: Final = "rabbitmq://"
 STAGING: Final = ".offload-restore"
@@ -224,9 +225,10 @@ def _number(name: str, options: Mapping[str, str], default: int | None, *, most:
     text = options.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise Misuse(f"target option {name} is a number from 1 to {most}, not {text!r}")
-    return int(text)
+    number = number_outside(text)
+    if number is None or not 1 <= number <= most:
+        raise Misuse(f"target option {name} is a number from 1 to {most}, not {text[:80]!r}")
+    return number
 
 
 def _refuse_if_not_empty(folder: Path) -> None:
@@ -296,8 +298,8 @@ def _knows_filters(folder: Path) -> bool | None:
     """
     node = folder.resolve().parent.parent
     try:
-        flags = (node.parent / f"{node.name}-feature_flags").read_bytes()
-    except OSError:
+        flags = read_outside(node.parent / f"{node.name}-feature_flags")
+    except (OSError, Unreadable):
         return None
     return FILTERS in flags
 
@@ -321,10 +323,13 @@ def _remove(path: Path) -> None:
 def _read(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the document at `path`; None if there is none. Raises `Misuse` if it lacks one of `keys`."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json_outside(read_outside(path))
         return {key: found[key] for key in keys}
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        with explained("read", path):
+            raise
     except (ValueError, KeyError, TypeError) as exc:
         raise Misuse(f"{shown_path(path)} is no file of a restore: remove {shown_path(path.parent)}") from exc
 

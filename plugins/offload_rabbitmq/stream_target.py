@@ -24,6 +24,7 @@ from offload.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknow
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.entries import messages
+from offload.outside import number_outside
 from offload_rabbitmq.stream_connection import StreamConnection
 from offload_rabbitmq.stream_frames import (
     MESSAGE_HEAD_SIZE_BYTES,
@@ -80,8 +81,8 @@ class StreamTarget(MessageTarget):
     def __init__(self, place: StreamPlace, *, arguments: Mapping[str, str], env: Env) -> None:
         for name in NUMBERS:
             text = arguments.get(name, "0")
-            if not (text.isascii() and text.isdigit()):
-                raise Misuse(f"target option {name} is a number, not {text!r}")
+            if number_outside(text) is None:
+                raise Misuse(f"target option {name} is a number, not {text[:80]!r}")
         self._place, self._arguments, self._env = place, dict(arguments), env
         self._name = ""
         self._connection: StreamConnection | None = None

@@ -6,7 +6,6 @@ raises an error that names it. None is ignored: a misspelt bound would silently 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
 from offload.model.compression import Compression
+from offload.outside import json_outside
 from offload.urls import scheme_of
 from offload_spark.nearest import listed, nearest
 from offload_spark.opening import TierAddress
@@ -266,15 +266,15 @@ def _whole(text: str, *, least: int) -> int:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
+    found = json_outside(text)
     if not isinstance(found, dict):
         raise TypeError(text)
     return found
 
 
 def _names(text: str) -> list[str]:
-    found = json.loads(text)
-    if not all(isinstance(name, str) for name in found):
+    found = json_outside(text)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise TypeError(text)
     return [*found]
 
