@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
-from offload.outside import number_outside
-
 __all__ = ["pause_of"]
 
 
@@ -17,8 +15,8 @@ def pause_of(retry_after: str, *, now: Callable[[], float] = time.time) -> float
     `now` is the time since 1970, in seconds. A date that has passed asks for no pause.
     """
     said = retry_after.strip()
-    if (seconds := number_outside(said)) is not None:
-        return float(seconds)
+    if said.isascii() and said.isdigit():
+        return float(said)
     try:
         return max(parsedate_to_datetime(said).timestamp() - now(), 0.0)
     except (ValueError, OverflowError):

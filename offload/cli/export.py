@@ -91,14 +91,18 @@ def export(
     if json:
         print_json({"stream": stream, **asdict(done)})
         return
+    _note_holes(stream, done)
+    behind = "" if done.place is None else f"; the export ends at offset {done.place.offset}"
+    files = counted(done.files, "file")
+    print(f"{stream}: {counted(done.rows, 'row')} in {files}, {size_text(done.size_bytes)}{behind}")
+
+
+def _note_holes(stream: str, done: ExportedRows) -> None:
     for first, following in done.holes:
         print_note(
             f"{stream}: no part has the offsets [{first}, {following}): the broker dropped them before "
             "they were copied, or they were trimmed before they were exported"
         )
-    behind = "" if done.place is None else f"; the export ends at offset {done.place.offset}"
-    files = counted(done.files, "file")
-    print(f"{stream}: {counted(done.rows, 'row')} in {files}, {size_text(done.size_bytes)}{behind}")
 
 
 def _exported(
