@@ -1,0 +1,185 @@
+"""Fourth set, offloaders: deletions, and what a crash leaves."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from newcomers.fourth_sound import Rows, copying
+from newcomers.ledgers import (
+    all_of,
+    attempt_of,
+    chunks_of,
+    copied,
+    entries_of,
+    ledger,
+    uploaded,
+)
+from newcomers.registry import Open, bug
+from newcomers.table import Row
+from offload import MemoryHandle
+from offload.commit.writer import Claim
+from offload.contracts.ledger import ReadHandle
+from offload.formats.chunk_writer import build_chunk
+from offload.model.attempt import Attempt, Leftover
+from offload.model.manifest import AttemptKind, Manifest
+from offload.streams.job import Job
+from offload.streams.writer import StreamWriter
+from offload.upkeep.retention import delete_stream
+
+
+async def _attempts_of_a_deleted_stream(open_: Open) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s")
+    attempt, _ = await uploaded(tier, writer, ledger(0))
+    await delete_stream(tier, "s")
+    await tier.delete_offloaded(attempt)
+
+
+@bug(_attempts_of_a_deleted_stream)
+class DeletionNeedsALiveStream(Rows):
+    """A deletion loads the manifest as a reader does, and ends with its error if the stream was deleted.
+
+    Breaks "Deleting an absent attempt succeeds", and "Remove every object of `attempt`". Costs the space of a
+    deleted stream: its attempts can never be removed.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        await self.load_manifest(attempt.stream)
+        await super().delete_offloaded(attempt)
+
+
+async def _replaced_can_go(open_: Open) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", *(ledger(at, ledger_id=1) for at in (0, 3, 6)))
+    old = (await entries_of(tier, writer.manifest))[:2]
+    job, _, receipt = await copying(tier, "s", old)
+    await job.replace(old, [receipt])
+    await tier.delete_offloaded(attempt_of("s", old[0]))
+    assert await all_of(await tier.read_offloaded(receipt.attempt)) == b"".join(chunks_of(0) + chunks_of(3))
+
+
+@bug(_replaced_can_go)
+class NamedByItsOffsets(Rows):
+    """An attempt is in use if its offsets are in the stream.
+
+    Breaks "Raises `Conflict` if the manifest names the attempt", and only then. Costs the space of what a
+    compaction replaced: it can never be removed.
+    """
+
+    async def names_any(self, manifest: Manifest, rows: Sequence[Row]) -> bool:
+        live = range(manifest.first_offset, manifest.next_offset)
+        return any(row.entry.first_offset in live for row in rows)
+
+
+async def _crashed(tier: Any, *ledgers: ReadHandle, stream: str = "s") -> Manifest:
+    """Return the manifest of a claim after a crash that left these ledgers."""
+    writer = await StreamWriter.claim(tier, stream)
+    attempts = await writer.prepare([each.ledger_id for each in ledgers])
+    for attempt, handle in zip(attempts, ledgers, strict=True):
+        await tier.offload(handle, attempt, manifest=writer.manifest, extra_metadata={})
+    return await _claimed(tier, writer.manifest)
+
+
+async def _claimed(tier: Any, base: Manifest) -> Manifest:
+    """Return the manifest of a claim whose writer resolves nothing."""
+    claim = Claim(stream=base.stream, writer=UUID(int=base.epoch + 7), first_offset=0)
+    found: Manifest = await tier.commit_manifest(base.stream, claim, base=base, committer=claim.writer)
+    return found
+
+
+async def _last_chunk_begins(open_: Open) -> None:
+    tier = open_()
+    chunk = build_chunk([b"a", b"b", b"c"], offset=0, timestamp_ms=1_700_000_000_000, epoch=1)
+    manifest = await _crashed(tier, MemoryHandle([chunk]))
+    [leftover] = await tier.leftovers(manifest)
+    assert leftover.last_chunk_offset == 0
+    assert leftover.last_chunk_checksum == zlib.crc32(chunk)
+
+
+@bug(_last_chunk_begins)
+class LastRecordForLastChunk(Rows):
+    """The offset of a leftover's last chunk is that of its last record.
+
+    Breaks, of `Leftover`, `last_chunk_offset`, which is compared with the source's chunk there. Costs the
+    leftovers of every chunk with several records: the source denies them, and all is uploaded again.
+    """
+
+    def leftover(self, row: Row) -> Leftover:
+        return replace(super().leftover(row), last_chunk_offset=row.entry.next_offset - 1)
+
+
+async def _long_chains(open_: Open) -> None:
+    tier = open_()
+    manifest = await _crashed(tier, *(ledger(at * 3) for at in range(120)))
+    assert len(await tier.leftovers(manifest)) == 120
+
+
+@bug(_long_chains)
+class HundredLeftovers(Rows):
+    """The query of leftovers has a limit of 100 rows.
+
+    Breaks "The chain ends only if no such fragment continues it". Costs the fragments behind the hundredth:
+    they are uploaded again.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        return (await super().leftovers(manifest))[:100]
+
+
+async def _other_rows_do_not_matter(open_: Open) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s")
+    await uploaded(tier, writer, ledger(0))
+    job = await Job.begin(tier, "s")
+    manifest, [attempt] = await job.prepare([5])
+    await tier.offload(ledger(0, 5, ledger_id=5), attempt, manifest=manifest, extra_metadata={})
+    found = await tier.leftovers(await _claimed(tier, manifest))
+    assert [each.entry.next_offset for each in found] == [3]
+
+
+@bug(_other_rows_do_not_matter)
+class LastUploadDecides(Rows):
+    """Of several fragments at one offset, leftovers look at the one that was uploaded last.
+
+    Breaks "The chain ends only if no such fragment continues it": a job's upload hides the one that fits.
+    Costs what the crashed writer had uploaded.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        last = {
+            (stream, at): row.entry.attempt
+            for (stream, at, _), row in self.db.fragments.items()
+            if stream == manifest.stream
+        }
+        found = list[Leftover]()
+        for each in await super().leftovers(manifest):
+            if last[manifest.stream, each.entry.first_offset] != each.entry.attempt:
+                break
+            found.append(each)
+        return found
+
+
+async def _crash_before_the_last(open_: Open) -> None:
+    tier = open_()
+    manifest = await _claimed(tier, await _crashed(tier, ledger(0)))
+    assert len(await tier.leftovers(manifest)) == 1
+
+
+@bug(_crash_before_the_last)
+class LeftoversOfThePredecessor(Rows):
+    """Leftovers are those of the epoch before the present one.
+
+    Breaks "of attempts that run in `manifest` for another writer". Costs what a writer left if the next one
+    crashed too, before it settled anything.
+    """
+
+    def left(self, manifest: Manifest) -> dict[UUID, int]:
+        return {
+            each.attempt: each.ledger_id
+            for each in manifest.running
+            if each.epoch == manifest.epoch - 1 and each.kind is AttemptKind.STREAM
+        }

@@ -1,0 +1,172 @@
+"""Fourth set, stores: listings and levels."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from fnmatch import fnmatchcase
+
+from newcomers.proofs import data_of, fill, levels, lists
+from newcomers.registry import Open, bug
+from newcomers.sound import SharedMemory
+from offload.contracts.store import Body, Listed
+
+
+@bug(lists(["a1/x", "a[1]/x", "a[1]/y"], prefix="a[1]/"))
+class PrefixIsAPattern(SharedMemory):
+    """A listing scans by a pattern, and the prefix is a part of the pattern as it is.
+
+    Breaks "Yield every object whose key begins with `prefix`". Costs the newest root of a stream with a
+    bracket in its name.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with aclosing(super().list("", after=after)) as rows:
+            async for row in rows:
+                if fnmatchcase(row.key, prefix + "*"):
+                    yield row
+
+
+@bug(levels(["a/\U0001f600", "a/\uff01", "a/\ue000", "a/x"], "a/"))
+class LevelInUtf16Order(SharedMemory):
+    """`level` sorts in a language whose strings are UTF-16; `list` sorts in the database.
+
+    Breaks "`level` names each key and each folder directly below a prefix once, in order". Costs a merge of
+    two levels the names that come too late.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        found = [name async for name in super().level(prefix)]
+        for name in sorted(found, key=lambda name: name.encode("utf-16-be")):
+            yield name
+
+
+@bug(levels(["a/1", "a-b", "a.b/2", "a"], ""))
+class FoldersSortWithoutTheirSlash(SharedMemory):
+    """`level` sorts the bare names, and adds the slash of a folder afterwards.
+
+    Breaks "Levels are whole: in order", since `-` and `.` come before `/`. Costs a merge of two levels the
+    names that come too late.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        found = [name async for name in super().level(prefix)]
+        for name in sorted(found, key=lambda name: (name.rstrip("/"), name)):
+            yield name
+
+
+async def _two_listings(open_: Open) -> None:
+    store = open_()
+    await fill(store, [f"a/{number:03}" for number in range(20)] + [f"b/{number:03}" for number in range(20)])
+    shown: dict[str, list[str]] = {"a/": [], "b/": []}
+    async with aclosing(store.list("a/")) as one, aclosing(store.list("b/")) as two:
+        for _ in range(20):
+            shown["a/"].append((await anext(one)).key)
+            shown["b/"].append((await anext(two)).key)
+    assert shown == {prefix: [f"{prefix}{number:03}" for number in range(20)] for prefix in shown}
+
+
+@bug(_two_listings)
+class OneCursor(SharedMemory):
+    """A client has one cursor, and a listing that begins takes it from the one under way.
+
+    Breaks "methods may be called at the same time". Costs the rows of the first listing: it ends early, or
+    goes on in the wrong folder.
+    """
+
+    cursor: AsyncIterator[Listed] | None = None
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        self.cursor = super().list(prefix, after=after)
+        while (row := await anext(self.cursor, None)) is not None:
+            yield row
+
+
+@bug(lists([f"{'k' * 200}/{number:04}" for number in range(400)]))
+class RowThatDoesNotFit(SharedMemory):
+    """A page is a message of 32 KiB. The row that does not fit any more is dropped with the page's end.
+
+    Breaks "An object that exists during the whole call is shown". Costs one object in each page of a listing:
+    a sweep or a copy does not see it.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        size = 0
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                size += len(row.key) + 16
+                if size > 32 * 1024:
+                    size = 0
+                else:
+                    yield row
+
+
+async def _slow_reader_sees_all(open_: Open) -> None:
+    store = open_()
+    await fill(store, [f"k{number:04}" for number in range(250)])
+    found = []
+    async with aclosing(store.list("")) as rows:
+        async for row in rows:
+            found.append(row.key)
+            if len(found) == 5:
+                await asyncio.sleep(1.2)
+    assert len(found) == 250
+
+
+@bug(_slow_reader_sees_all)
+class CursorExpires(SharedMemory):
+    """The server keeps a cursor for a second. The client takes "no such cursor" for the end.
+
+    Breaks "Pages are fetched as the caller advances. An object that exists during the whole call is shown".
+    Costs a caller who works on each row everything behind the first page.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        shown, asked = 0, time.monotonic()
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                if shown and shown % 100 == 0:
+                    if time.monotonic() - asked > 1:
+                        return
+                    asked = time.monotonic()
+                shown += 1
+                yield row
+
+
+@bug(lists(["a", "a/1", "ab", "b"], after="a"))
+class AfterSkipsItsFolder(SharedMemory):
+    """A listing begins behind all keys that begin with `after`, not behind that key.
+
+    Breaks "Yield every object whose key begins with `prefix` and is greater than `after`". Costs a listing
+    that continues the keys that extend the last one.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                if not after or not row.key.startswith(after):
+                    yield row
+
+
+async def _large_sizes(open_: Open) -> None:
+    store = open_()
+    size = 2**20 + 333
+    await store.put("k", Body.of(data_of(size)))
+    assert [row.size_bytes async for row in store.list("")] == [size]
+
+
+@bug(_large_sizes)
+class SizesForPeople(SharedMemory):
+    """The server's listing shows sizes from 1 MiB on in KiB, as for people, and the client multiplies them.
+
+    Breaks "One row of a listing" with `size_bytes`, the size of the object. Costs `du`, and a check of an
+    object against its size.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                size = row.size_bytes
+                yield Listed(row.key, size if size < 2**20 else size // 1024 * 1024)
