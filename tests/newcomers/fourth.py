@@ -1,18 +1,21 @@
 """The fourth set, written blind: its bugs, its odd but correct backends, and how to run both.
 
-python -m newcomers.fourth prove [NAME ...] every proof passes on the sound class, fails on the bug python -m
-newcomers.fourth run CHECKOUT OUT [NAME ...] the command of that checkout on each bug and odd backend
+    python -m newcomers.fourth prove [NAME ...]        every proof, on the sound class and on the bug
+    python -m newcomers.fourth run CHECKOUT OUT [NAME ...]  the command of that checkout on each
 
 `run` uses the suite, the framework and the backends of `CHECKOUT` with the classes of this folder, and adds
-its verdicts to the JSON file `OUT` after each.
+each verdict to the JSON file `OUT`. Without names it runs whatever `OUT` lacks. With `1/2` and `2/2` for a
+name, two processes share the work, and the file. "sound X" names a sound class.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -152,6 +155,17 @@ def judged(backend: type, sound: type, checkout: Path) -> dict[str, Any]:
         }
 
 
+def added(out: Path, verdicts: dict[str, Any]) -> dict[str, Any]:
+    """Add verdicts to the file, and return all that it has."""
+    with open(f"{out}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+        if verdicts:
+            found |= verdicts
+            out.write_text(json.dumps(found, indent=1, sort_keys=True))
+        return found
+
+
 def main() -> int:
     """Run what the arguments name."""
     command, *rest = sys.argv[1:]
@@ -166,19 +180,19 @@ def main() -> int:
         print(f"{len(rest or bugs) - wrong} passed, {wrong} failed")
         return int(wrong > 0)
     checkout, out, wanted = Path(rest[0]).resolve(), Path(rest[1]), rest[2:]
-    found = json.loads(out.read_text()) if out.exists() else {}
     backends = {name: (each.backend, each.sound) for name, each in bugs.items()}
     backends |= {name: (each, each) for name, each in odd().items()}
     # Each sound class too: a clause that fails on it says nothing of the bugs that are made of it.
     backends |= {f"sound {each.sound.__name__}": (each.sound, each.sound) for each in bugs.values()}
-    for name in wanted or backends:
+    share = re.fullmatch("([0-9]+)/([0-9]+)", wanted[0] if wanted else "1/1")
+    if share is not None:
+        wanted = [*backends][int(share[1]) - 1 :: int(share[2])]
+        wanted = [name for name in wanted if name not in added(out, {})]
+    for name in wanted:
         backend, sound = backends[name]
-        if name in found and not wanted:
-            continue
         verdict = judged(backend, sound, checkout)
-        found = json.loads(out.read_text()) if out.exists() else {}
-        found[name] = {"kind": sound.KIND, "sound": sound.__name__, "bug": name in bugs, **verdict}  # type: ignore[attr-defined]
-        out.write_text(json.dumps(found, indent=1, sort_keys=True))
+        facts = {"kind": sound.KIND, "sound": sound.__name__, "bug": name in bugs}  # type: ignore[attr-defined]
+        added(out, {name: facts | verdict})
         print(name, verdict["code"], [*verdict["failed"]], verdict["cpu_seconds"], flush=True)
     return 0
 

@@ -14,6 +14,7 @@ from newcomers.ledgers import all_of, copied, entries_of, ledger, raises, trimme
 from newcomers.registry import Open, bug
 from newcomers.table import Table
 from offload.commit.grouping import edited
+from offload.commit.guest import Delete
 from offload.commit.job import Replace
 from offload.commit.rebuild import Fence
 from offload.commit.writer import Append, Claim
@@ -209,12 +210,14 @@ class TombstonesArePurged(Rows):
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
+        deleted: set[str] = self.db.__dict__.setdefault("deleted", set())
         if isinstance(change, Claim):
-            for other in [*self.db.roots]:
-                manifest = self.db.newest(other)
-                if other != stream and manifest is not None and manifest.state is StreamState.DELETED:
-                    del self.db.roots[other]
-        return await super().commit_manifest(stream, change, base=base, committer=committer)
+            for other in deleted - {stream}:
+                del self.db.roots[other]
+            deleted.intersection_update({stream})
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        (deleted.add if isinstance(change, Delete) else deleted.discard)(stream)
+        return manifest
 
 
 async def _trims_are_newer(open_: Open) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from fnmatch import fnmatchcase
 
 from newcomers.proofs import data_of, fill, levels, lists
 from newcomers.registry import Open, bug
@@ -14,18 +13,18 @@ from newcomers.sound import SharedMemory
 from offload.contracts.store import Body, Listed
 
 
-@bug(lists(["a1/x", "a[1]/x", "a[1]/y"], prefix="a[1]/"))
-class PrefixIsAPattern(SharedMemory):
-    """A listing scans by a pattern, and the prefix is a part of the pattern as it is.
+@bug(lists(["a/x", "a/\u6f22", "a/\ufa0e", "a/\U0001f600"], prefix="a/"))
+class EndsAtAHighLetter(SharedMemory):
+    """A prefix is a range that ends at the prefix and U+F8FF, as a guide of the database recommends.
 
-    Breaks "Yield every object whose key begins with `prefix`". Costs the newest root of a stream with a
-    bracket in its name.
+    Breaks "Yield every object whose key begins with `prefix`". Costs the keys that go on with a greater
+    character, such as an emoji.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        async with aclosing(super().list("", after=after)) as rows:
+        async with aclosing(super().list(prefix, after=after)) as rows:
             async for row in rows:
-                if fnmatchcase(row.key, prefix + "*"):
+                if not prefix or row.key < f"{prefix}\uf8ff":
                     yield row
 
 
