@@ -37,6 +37,8 @@ from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable, cut, window
 from offload.model.manifest import Manifest, StreamState
 from offload.native.fragment_writer import covering_table
 
+PARTS_MAX: Final = 10_000
+
 # Stores
 
 
@@ -193,7 +195,7 @@ class Azurish(Client):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, part_size_bytes_min=self.LEAST, parts_max=10_000)
+        return replace(super().capabilities, part_size_bytes_min=self.LEAST, parts_max=PARTS_MAX)
 
     async def put(self, key: str, body: Body) -> None:
         check_key(key)
@@ -236,8 +238,8 @@ class Fragile(Upload):
 
     async def complete(self) -> None:
         numbers = sorted(self.parts)
-        if not numbers or numbers != [*range(1, len(numbers) + 1)]:
-            raise Misuse(f"the upload of {self.key!r} lacks a part, or has one too many: {numbers}")
+        if not numbers or numbers != [*range(1, len(numbers) + 1)] or numbers[-1] > PARTS_MAX:
+            raise Misuse(f"the upload of {self.key!r} lacks a part, or has one too many")
         sizes = [len(self.parts[number]) for number in numbers]
         if len({*sizes[:-1]}) > 1 or sizes[-1] > sizes[0] or (len(sizes) > 1 and sizes[0] < self.store.LEAST):
             raise Misuse(f"the parts of {self.key!r} have these sizes: {sizes}")
