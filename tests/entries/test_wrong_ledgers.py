@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from entry_store import EntryStore, Listed, bodies, synced, with_run
+from entry_store import EntryStore, Ledger, Listed, bodies, synced, with_run
 
 from offload import Corrupt, Diverged, Misuse, ObjectStoreOffloader, OffloadError, TryAgain, sync
 from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes
@@ -300,6 +300,33 @@ def test_a_ledger_that_shrank_is_refused(is_restarted: bool, is_sealed: bool) ->
 
         assert isinstance(report.error, Diverged if is_restarted else Corrupt)
         assert "orders" in str(report.error)
+        assert await bodies(tier) == SOUND
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.add(b"more"),
+        lambda ledger: ledger.add(b""),
+        lambda ledger: ledger.entries.__setitem__(0, b"longer"),
+        lambda ledger: setattr(ledger, "is_sealed", False),
+    ],
+    ids=["grows", "grows by an empty entry", "another length", "open again"],
+)
+def test_a_sealed_ledger_that_changes_is_refused(change: Callable[[Ledger], object]) -> None:
+    store = EntryStore()
+    ledger = store.begin(7, *SOUND).seal()
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        change(ledger)
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Corrupt)
+        assert "sealed ledger" in str(report.error)
         assert await bodies(tier) == SOUND
 
     asyncio.run(run())

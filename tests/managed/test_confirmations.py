@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from managed_world import STREAM, World, bodies, fill, run
 
 from offload import ObjectStoreOffloader, TierOptions
-from offload.errors import Absent, Corrupt, Diverged
+from offload.contracts.ledger import ReadHandle
+from offload.errors import Absent, Corrupt, Diverged, Divergence
 from offload.local.memory_log import MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
-from offload.model.entry import Entries
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream
 from offload.store.memory import MemoryStore
 from offload.upkeep.compact.stream import compact
@@ -54,6 +56,39 @@ class ShortTier:
         return getattr(self.tier, name)
 
 
+class OddView:
+    """A view whose fragments differ from those of the log in one column of one chunk."""
+
+    def __init__(self, view: Any, column: str) -> None:
+        self.view, self.column = view, column
+
+    async def open(self, entry: Entry) -> OddHandle:
+        """Open the odd fragment."""
+        return OddHandle(await self.view.open(entry), self.column)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+
+class OddHandle:
+    """A fragment whose second chunk has another value in one column."""
+
+    def __init__(self, handle: ReadHandle, column: str) -> None:
+        self.handle, self.column, self.where = handle, column, handle.where
+
+    async def table(self) -> ChunkTable:
+        """Return the odd table."""
+        table = (await self.handle.table()).copy()
+        table[self.column][1] += 1
+        return table
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.handle.aclose()
+
+
 async def offloaded(world: World, *counts: int) -> tuple[ManagedLedger, list[bytes]]:
     """Return a ledger of which all but the last part is on the tier, and its records."""
     ledger = await world.open(LAG)
@@ -77,6 +112,25 @@ def test_a_ledger_of_which_the_tier_has_no_entry_stays(end: int) -> None:
         assert f"its entries end at offset {end}" in str(ledger.error)
         assert world.local() == ([0, 10, 20] if end == 0 else [10, 20])
         assert await bodies(ledger, end) == records[end:]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("column", ["offset", "records", "timestamp_ms", "size_bytes", "type"])
+def test_a_ledger_whose_chunks_differ_on_the_tier_stays(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk is the same, so only the confirmation finds it."""
+
+    async def scenario(world: World) -> None:
+        ledger, _ = await offloaded(world, 10, 5)
+        whole = ledger.tier.view_of
+        monkeypatch.setattr(ledger.tier, "view_of", lambda committed: OddView(whole(committed), column))
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, Diverged)
+        assert ledger.error.kind is Divergence.FORK
+        assert world.local() == [0, 10]
 
     run(scenario)
 

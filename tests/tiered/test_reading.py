@@ -30,7 +30,7 @@ from offload.model.position import PartOffset, Position
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.choice import ReadSide
-from offload.streams.local_side import TRIES
+from offload.streams.local_side import TRIES, Believed
 from offload.streams.reader import Messages
 
 LOCAL_FIRST, TIER_FIRST = ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST
@@ -531,6 +531,45 @@ class TestHistories:
 
         run(scenario)
 
+    @pytest.mark.parametrize("lost", [1, 2], ids=["right behind the tier", "behind a hole"])
+    def test_leader_epochs_never_fall_where_no_chunk_can_be_compared(self, lost: int) -> None:
+        """The tier has the records of leader 2, and the disk behind it has those of leader 1."""
+
+        async def scenario(world: World) -> None:
+            world.disk.epoch = 2
+            await filled(world, segments=1, on_tier=1)
+            world.disk.epoch = 1
+            await filled(world, on_tier=0)
+            for _ in range(lost):
+                world.disk.retain()
+            assert await read_all(world) == [*range(10)]
+            assert isinstance(world.error, Diverged)
+            assert "has leader epoch 1, but the chunk that was read before has 2" in str(world.error)
+
+        run(scenario)
+
+    def test_a_source_that_was_cut_is_believed_less(self) -> None:
+        """What a new leader wrote in the place of records that had been held back long enough waits again."""
+
+        async def scenario(world: World) -> None:
+            believed = Believed(world.disk, HOLD_BACK, world.env)
+
+            async def end() -> int:
+                return await believed.end(await world.disk.snapshot())
+
+            await filled(world, segments=1, on_tier=0)
+            assert await end() == 0
+            world.clock.now += 2 * HOLD_BACK
+            assert await end() == 10
+            world.disk.cut(5)
+            assert await end() == 5
+            world.disk.append(5)
+            assert await end() == 5
+            world.clock.now += 2 * HOLD_BACK
+            assert await end() == 10
+
+        run(scenario)
+
     def test_a_source_that_ends_before_the_tier_is_read_as_far_as_it_goes(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
@@ -596,6 +635,32 @@ class TestParts:
             world.disk.cut(35)
             world.disk.append(15)
             await self.sync(world)
+            await world.read(1000)
+            assert world.place == 40
+            assert isinstance(world.error, Diverged)
+
+        run(scenario)
+
+    def test_a_part_is_compared_with_what_was_delivered_although_the_disk_goes_on_behind_it(self) -> None:
+        """The disk has another history, of which it has deleted what could be compared. The part has it."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, segments=4, on_tier=1)
+            for _ in range(2):
+                world.disk.retain()
+            await world.open()
+            await world.read(1000)
+            assert world.place == 40
+            world.disk.cut(35)
+            for records in (5, 10, 5):
+                world.disk.append(records)
+                world.disk.roll()
+            await self.sync(world)
+            for _ in range(2):
+                world.disk.retain()
+            assert world.disk.first_offset == 40
+            assert world.reader is not None
+            await world.reader.refresh()
             await world.read(1000)
             assert world.place == 40
             assert isinstance(world.error, Diverged)
