@@ -25,10 +25,11 @@ from offload import (
 )
 from offload import sync as sync_all
 from offload.contracts.events import Event, PartBegun, StreamPaused
-from offload.errors import Conflict, Diverged, Divergence, Fenced, NotOffloaded
+from offload.errors import BeingRebuilt, Conflict, Diverged, Divergence, Fenced, NotOffloaded
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import StreamKeys
-from offload.model.manifest import Manifest
+from offload.formats.root import encode_root
+from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -488,6 +489,71 @@ class TestOnlyTheNewestPartGrows:
             with pytest.raises(Fenced):
                 await rival.offload([MemoryHandle(source.chunks[:1])])
             assert (await world.logs())[1] == source.log()
+
+        run(scenario)
+
+    def test_a_part_that_is_closed_adopts_no_uploads_of_a_crashed_writer(self) -> None:
+        """The source of the next part does not have them, so nobody can compare them."""
+
+        async def scenario(world: World) -> None:
+            source, tier = world.replicas[0], world.tier()
+            source.write(1, 4)
+            writer = await StreamWriter.claim(tier, "orders")
+            await writer.offload([MemoryHandle(source.chunks[:2])])
+            [attempt] = await writer.prepare([20])
+            crashed = MemoryHandle(source.chunks[2:])
+            await tier.offload(crashed, attempt, manifest=writer.manifest, extra_metadata={})
+            source.write(1, 2)
+            source.drop(5)
+            await tier.begin_part(StreamPart("orders", 2), before=None)
+
+            report = await world.sync(source)
+
+            assert (report.error, report.part.number) == (None, 2)
+            first, second = await world.logs()
+            assert (list(first), second) == (list(range(20)), source.log())
+
+        run(scenario)
+
+    def test_a_part_is_not_begun_while_the_part_before_is_rebuilt(self) -> None:
+        """A rebuild may bring a writer's work back, and no claim fences that writer now."""
+
+        async def scenario(world: World) -> None:
+            source, tier = await with_gap(world), world.tier()
+            await tier.begin_part(StreamPart("orders", 2), before=None)
+            newest, store = await tier.load_manifest("orders"), world.store.inner
+            assert isinstance(store, MemoryStore)
+            fence = replace(newest, version=newest.version + 1, state=StreamState.REBUILDING)
+            store.objects[StreamKeys("orders").root(fence.version)] = encode_root(fence)
+
+            report = await world.sync(source)
+
+            assert isinstance(report.error, BeingRebuilt)
+            assert await world.manifest(StreamPart("orders", 2)) is None
+
+        run(scenario)
+
+    def test_a_process_that_waits_looks_for_a_later_part_whenever_the_root_is_new(self) -> None:
+        """It would claim a part that another process has closed, only to find that out."""
+
+        async def scenario(world: World) -> None:
+            source, other = world.replicas[0], world.replicas[1]
+            source.write(1, 2)
+            other.fetch(source)
+            await world.run(0)
+            await world.followers[0].release()
+            await world.run(1)
+            source.write(1, 3)
+            other.fetch(source)
+            source.drop(3)
+            world.restart(0)
+            assert (await world.sync(source, new_part=True)).part == StreamPart("orders", 2)
+            closed = await world.tier().load_manifest("orders")
+
+            await world.run(1)
+
+            assert world.followers[1].status.part == 2
+            assert (await world.tier().load_manifest("orders")).version == closed.version
 
         run(scenario)
 

@@ -21,7 +21,7 @@ from odd_archives import STREAM, odd_chunks
 from offload_rabbitmq.stream_target import open_url
 from stream_broker import StreamBroker, running
 
-from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter
+from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter, delete_stream
 from offload import sync as sync_all
 from offload.contracts.events import Event
 from offload.errors import Conflict, Diverged, Divergence, TryAgain
@@ -359,6 +359,26 @@ def test_an_archive_that_grew_is_restored_once_more_before_it_goes_on() -> None:
         await world.restore()
 
         assert world.broker.bodies == [*world.old, *[body for _, body in messages]]
+
+    run(scenario)
+
+
+def test_an_archive_that_was_deleted_and_begun_again_does_not_go_on_behind_the_restored_one() -> None:
+    """The new life ends at the same offset, and has other messages."""
+
+    async def scenario(world: World) -> None:
+        tier, part = world.tier(), StreamPart(STREAM)
+        restored = (await StreamReader.open(tier, STREAM)).manifest
+        await delete_stream(tier, STREAM)
+        await world.archive()
+        assert (await tier.load_manifest(STREAM)).next_offset == restored.next_offset
+
+        with pytest.raises(Diverged, match="was deleted and begun again while it was restored"):
+            await begin_behind(
+                tier, part, restored, world.chunks[-1][:48], env=world.clock.env(), emit=silent
+            )
+
+        assert await tier.parts(STREAM) == []
 
     run(scenario)
 

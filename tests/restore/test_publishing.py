@@ -143,6 +143,27 @@ def test_a_restore_reports_that_retention_deleted_what_it_had_published() -> Non
     run(scenario)
 
 
+def test_a_restore_reports_that_the_target_lost_messages_that_it_had_confirmed() -> None:
+    """To publish them again would write nothing: the broker drops ids that it has confirmed before."""
+    chunks, messages = odd_chunks(["plain", "batch", "plain"])
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(chunks)
+        await restore(archive, broker)
+        broker.stored.pop()
+        kept = broker.bodies
+
+        lost = (
+            rf"has lost messages.* up to archived offset {messages[-1][0]}, .* from {messages[-2][0] + 1} on"
+        )
+        with pytest.raises(Diverged, match=lost):
+            await restore(archive, broker)
+
+        assert broker.bodies == kept
+
+    run(scenario)
+
+
 def test_two_restores_at_once_publish_every_message_once() -> None:
     chunks, messages = odd_chunks(["plain", "batch", "tracking"] * 20)
 

@@ -236,6 +236,34 @@ def test_a_folder_of_the_tier_is_refused(tmp_path: Path, below: str) -> None:
     assert sorted(tier.rglob("*")) == before
 
 
+def test_a_file_is_durable_before_it_has_its_name_and_then_the_name_is(
+    made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure must not leave a name without the rows: the next run continues behind it."""
+    calls: list[tuple[str, object]] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        sync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append(("sync", "the folder" if path == tmp_path else (path.name, path.stat().st_size)))
+
+    def renamed(path: Path, target: Path) -> Path:
+        size_bytes = path.stat().st_size
+        calls.append(("rename", (path.name, size_bytes)))
+        return rename(path, target)
+
+    made.blocking.append("orders", [b"one", b"two"])
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    export_stream(made.tables["orders"], tmp_path, file_size_bytes=1)
+
+    assert len(calls) == 3 * len(list(tmp_path.iterdir())) >= 6
+    for written, named, known in zip(calls[::3], calls[1::3], calls[2::3], strict=True):
+        assert (written[0], named[0], known) == ("sync", "rename", ("sync", "the folder"))
+        assert written[1] == named[1]
+
+
 @pytest.mark.parametrize("name", ["file", "file/below", "/proc/none"])
 def test_a_place_that_can_be_no_folder_is_refused(made: World, tmp_path: Path, name: str) -> None:
     made.write("orders", [ledger_of(3)])

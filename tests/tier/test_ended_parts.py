@@ -6,14 +6,13 @@ beside the deletion, and begins a third part when it finds the second one gone.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import pytest
 from growing_source import Clock, GrowingStream
 from key_world import Service, World, run
-from rivals import Process, at_every_moment
+from rivals import Act, Process, at_every_moment, nothing
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Conflict, NotOffloaded, OffloadError, StreamDeleted
@@ -27,17 +26,25 @@ from offload.upkeep.shred import plan_parts, shred
 OWN: Final = "own:shop"
 RULES: Final = FollowRules(max_lag_seconds=10.0, hold_back_seconds=0.0, new_part=True)
 
-End = Callable[[World | Process], Awaitable[None]]
+
+class End(Protocol):
+    """Ends the stream. `meanwhile` is awaited between the look and the first change."""
+
+    async def __call__(self, world: World | Process, *, meanwhile: Act = nothing) -> None: ...
 
 
-async def deleted(world: World | Process) -> None:
+async def deleted(world: World | Process, *, meanwhile: Act = nothing) -> None:
     tier = world.tier()
-    await delete_parts(tier, "orders", await live_manifests(tier, "orders"))
+    seen = await live_manifests(tier, "orders")
+    await meanwhile()
+    await delete_parts(tier, "orders", seen)
 
 
-async def shredded(world: World | Process) -> None:
+async def shredded(world: World | Process, *, meanwhile: Act = nothing) -> None:
     tier = world.tier()
-    for plan in reversed(await plan_parts(tier, "orders", service=world.service)):
+    plans = await plan_parts(tier, "orders", service=world.service)
+    await meanwhile()
+    for plan in reversed(plans):
         await shred(tier, plan, service=world.service)
 
 
@@ -108,6 +115,27 @@ class TestTheEnd:
 
         run(scenario)
         assert set(is_done) == {True, False}
+
+    def test_a_part_that_nobody_has_seen_keeps_all_parts(self, end: End) -> None:
+        """What a person agreed to delete is another stream than the one that is there."""
+
+        async def scenario(_: World) -> None:
+            world = await made()
+            tier, masters = world.tier(world.ring(OWN)), own_masters(world)
+
+            async def begin() -> None:
+                before = await tier.load_manifest("orders-part-2")
+                await tier.begin_part(StreamPart("orders", 3), before=before)
+                await StreamWriter.claim(tier, "orders-part-3", first_offset=200)
+
+            with pytest.raises(Conflict, match="'orders-part-3' was begun meanwhile as a part"):
+                await end(world, meanwhile=begin)
+
+            names = [each.stream for each in await live_manifests(tier, "orders")]
+            assert names == ["orders", "orders-part-2", "orders-part-3"]
+            assert own_masters(world) == masters
+
+        run(scenario)
 
     def test_a_process_that_stalls_while_it_begins_a_part_begins_none_behind_the_end(self, end: End) -> None:
         async def act(world: World) -> None:

@@ -243,6 +243,25 @@ async def begins_again(world: World) -> None:
 class TestRivals:
     """A process and a rival in one event loop. The rival runs at each moment of the process."""
 
+    def test_a_rotation_that_is_undone_leaves_the_master_key_to_the_next_shred(self) -> None:
+        """The stream was deleted, and its older generations still need the master key."""
+
+        async def scenario(_: World) -> None:
+            world = await made("1=own.key")
+            masters = dict(world.service.masters)
+
+            async def delete(operation: str, key: str) -> None:
+                if operation == "create" and key.endswith(".key"):
+                    world.store.before = ignore
+                    await delete_stream(world.tier(), "orders")
+
+            world.store.before = delete
+            assert isinstance((await rotated(world, "new")).error, StreamDeleted)
+
+            assert (state_of(world), world.service.masters) == ("1=own.key", masters)
+
+        run(scenario)
+
     @few("rivals of a rotation; make test has a reader and a rotation to another label", 3)
     @pytest.mark.parametrize(
         "rival",

@@ -6,6 +6,7 @@ stream `bystander`, or each of the two has a master key of its own.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -72,6 +73,19 @@ async def assert_no_key_is_left(world: World) -> None:
     bystander = key_object(world, "bystander").label
     assert keys_of(world) == []
     assert [label for label in world.service.masters if "shop" in label and label != bystander] == []
+
+
+async def rests(world: World) -> None:
+    pass
+
+
+async def is_begun_again(world: World) -> None:
+    await append(world.tier())
+
+
+async def is_rebuilt(world: World) -> None:
+    await append(world.tier())
+    await fence(world)
 
 
 async def is_live(world: World) -> bool:
@@ -317,6 +331,27 @@ class TestRefusals:
 
         run(scenario)
 
+    def test_a_stream_that_is_back_since_its_deletion_is_reported(self) -> None:
+        """Its roots of the deletion were lost, and the newest one that is left is live."""
+
+        async def scenario(_: World) -> None:
+            world = await made()
+            before = set(world.objects)
+            plan = await plan_shred(world.tier(), "orders", service=world.service)
+
+            async def lose(operation: str, key: str) -> None:
+                if operation == "list" and key == StreamKeys("orders").stream_keys:
+                    for name in [name for name in world.objects if name not in before]:
+                        del world.objects[name]
+
+            world.store.before = lose
+            with pytest.raises(Conflict, match="is back since this run deleted it"):
+                await shred(world.tier(), plan, service=world.service)
+
+            assert await read(world.tier(world.ring(None))) == 10
+
+        run(scenario)
+
 
 class TestServices:
     """Key services that refuse after the stream was deleted. The next run completes what is left."""
@@ -494,8 +529,15 @@ class TestRivals:
 
         run(scenario)
 
-    def test_a_writer_that_stalled_before_a_shred_leaves_no_key_behind_it(self) -> None:
-        """It lists no key, and makes one for a life that has ended. A retry of it writes nothing either."""
+    @pytest.mark.parametrize("then", [rests, is_begun_again, is_rebuilt])
+    def test_a_writer_that_stalled_before_a_shred_leaves_no_key_behind_it(
+        self, then: Callable[[World], Awaitable[None]]
+    ) -> None:
+        """It lists no key, and makes one for a life that has ended. A retry of it writes nothing either.
+
+        Since the shred, somebody may have begun the stream again, and a rebuild of that life may
+        be under way.
+        """
 
         async def scenario(_: World) -> None:
             world = await made()
@@ -503,6 +545,7 @@ class TestRivals:
             stalled = await StreamWriter.claim(tier, "orders")
             [attempt] = await stalled.prepare([10])
             await shredded(world)
+            await then(world)
             before = set(world.objects)
 
             for _ in range(2):
