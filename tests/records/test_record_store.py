@@ -101,7 +101,7 @@ def test_a_service_that_is_too_small_for_a_full_root_gets_no_tier() -> None:
 
 def test_a_key_above_the_limit_is_refused_by_every_call() -> None:
     service = MemoryRecords({}, replace(LIMITS, key_size_bytes_max=300))
-    store, key = RecordStore(service), "ü" * 151
+    store, key = RecordStore(service), "ü" * 100 + "/" + "ü" * 50
 
     async def main() -> None:
         for call in (
