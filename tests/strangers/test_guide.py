@@ -54,7 +54,7 @@ def test_the_guide_leads_from_an_empty_folder_to_a_backend_that_passes(tmp_path:
     assert (attic["distribution"], attic["error"]) == ("offload-attic", None)
     assert attic["declares"][0]["schemes"] == ["attic"]
     assert {name: error for name, error in found.items() if error} == {}
-    assert len(found) > 150
+    assert len(found) > 120
     assert "FAILS" not in checked
     assert "1 of " in (tmp_path / "badge.svg").read_text()
 
