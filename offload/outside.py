@@ -64,14 +64,16 @@ def read_outside(path: str | os.PathLike[str], *, size_bytes_max: int = TEXT_SIZ
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as exc:  # a NUL, or what the system's encoding lacks
         raise Unreadable(f"this is no path of a file: {exc}") from exc
-    with open(descriptor, "rb") as file:
+    raw = bytearray()
+    try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise Unreadable(f"it is no regular file ({stat.filemode(mode)})")
-        raw = bytearray()
         # In pieces: a read of the whole bound would take its memory for any file.
-        while len(raw) <= size_bytes_max and (piece := file.read(PIECE_SIZE_BYTES)):
+        while len(raw) <= size_bytes_max and (piece := os.read(descriptor, PIECE_SIZE_BYTES)):
             raw += piece
+    finally:
+        os.close(descriptor)
     _check_size(len(raw), size_bytes_max)
     return bytes(raw)
 

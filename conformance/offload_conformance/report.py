@@ -34,6 +34,8 @@ def read(path: Path) -> Document:
         document = json_outside(read_outside(path, size_bytes_max=REPORT_SIZE_BYTES_MAX))
         version = document["report"]
         assert isinstance(document["clauses"], list)
+    except OSError as exc:
+        raise Misuse(f"cannot read the report {path}: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError, AssertionError) as exc:
         raise Misuse(f"{path} is not a report of a conformance run") from exc
     if version != VERSION:

@@ -6,16 +6,23 @@ Only a process on this machine is asked: one that listens on all addresses is as
 from __future__ import annotations
 
 import asyncio
-import json
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from socket import SHUT_RDWR, socket
+from threading import Event, Timer
 from typing import Any, Final
+
+from offload.outside import json_outside
 
 __all__ = ["AskedProcess", "ask_process"]
 
 
 PATIENCE_SECONDS: Final = 3.0
-"""The routes answer from memory, so a process that takes longer hangs."""
+"""The routes answer from memory, so a process that takes longer hangs. For each byte, and for all of them."""
+
+STATUS_REPLY_SIZE_BYTES_MAX: Final = 64 * 2**20
+"""The status of a hundred thousand streams is smaller."""
 
 ASKED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
 """The address to ask, if a process listens on all of them."""
@@ -57,12 +64,8 @@ async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
 
 
 def _fetch(host: str, port: int) -> dict[str, Any]:
-    connection = HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
-    try:
-        connection.request("GET", "/status")
-        found = json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
+    raw = _reply(host, port)
+    found = json_outside(raw, size_bytes_max=STATUS_REPLY_SIZE_BYTES_MAX)
     if not isinstance(found, dict):
         raise ValueError("this is no status")
     if not isinstance(found.get("summary"), str) or not isinstance(found.get("problems"), list):
@@ -71,6 +74,38 @@ def _fetch(host: str, port: int) -> dict[str, Any]:
     if not isinstance(rows, list) or not all(_is_stream(row) for row in rows):
         raise ValueError("these are no streams of `offload run`")
     return found
+
+
+def _reply(host: str, port: int) -> bytes:
+    """Return the body of the reply, or a little more of it than is allowed. Raises `TimeoutError` in time."""
+    connection = HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+    is_over = Event()
+
+    def end(connected: socket) -> None:
+        is_over.set()
+        with suppress(OSError):  # the server has hung up
+            connected.shutdown(SHUT_RDWR)
+
+    try:
+        connection.connect()
+        # A timeout of the socket alone begins again with each byte.
+        ending = Timer(PATIENCE_SECONDS, end, [connection.sock])
+        ending.start()
+        try:
+            connection.request("GET", "/status")
+            raw = connection.getresponse().read(STATUS_REPLY_SIZE_BYTES_MAX + 1)
+        except (HTTPException, OSError) as error:
+            if is_over.is_set():
+                raise TimeoutError from error
+            raise
+        finally:
+            ending.cancel()
+            ending.join()  # it must not find the socket closed
+    finally:
+        connection.close()
+    if is_over.is_set():
+        raise TimeoutError
+    return raw
 
 
 def _is_stream(row: object) -> bool:

@@ -27,6 +27,9 @@ N = TypeVar("N", int, None)
 STORAGE: Final = "storage."
 """The prefix of a backend's options: `storage.endpoint_url`."""
 
+PATTERN_MAX: Final = 1000
+"""The characters of `streamPattern`."""
+
 MIB: Final = 1024 * 1024
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -214,7 +217,7 @@ class _Said:
             raise Misuse("give only one of the options stream, streams and streamPattern")
         if several.startswith("["):
             return StreamChoice(names=tuple(self._as("streams", [], _names, 'a JSON list: ["a", "b"]')))
-        self._as("streampattern", None, re.compile, "a regular expression")
+        self._as("streampattern", None, _pattern, f"a regular expression of at most {PATTERN_MAX} characters")
         return StreamChoice(names=(one,) if one else self.words("streams"), pattern=pattern)
 
     def storage(self) -> dict[str, Any]:
@@ -256,6 +259,16 @@ class _Said:
             return read(text)
         except (ValueError, KeyError, TypeError, re.error) as exc:
             raise Misuse(f"the option {name} takes {wanted}, not {text[:80]!r}") from exc
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    # The time of the compiler grows with the square of some patterns.
+    if len(text) > PATTERN_MAX:
+        raise ValueError(f"it has {len(text)} characters")
+    try:
+        return re.compile(text)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
 
 
 def _whole(text: str, *, least: int) -> int:
