@@ -35,6 +35,9 @@ from offload.service.listening import address_from
 
 MIB: Final = 2**20
 ERROR_CHARACTERS_MAX: Final = 25_000
+ARGUMENT_SIZE_BYTES_MAX: Final = 128 * 1024
+"""Linux passes no longer argument or variable to a program, and our HTTP clients take no longer header."""
+
 MEMORY_SIZE_BYTES_MAX: Final = 64 * MIB
 """The most that a door takes for one text. The largest text here has 4 MiB."""
 
@@ -123,7 +126,8 @@ def of_descriptor(door: Callable[[int, Path], object]) -> Callable[[bytes, Path]
 
 
 def of_text(door: Callable[[str], object]) -> Callable[[bytes, Path], object]:
-    return lambda raw, path: door(raw.decode("utf-8", "surrogateescape"))
+    """Return a door that takes an argument or a header."""
+    return lambda raw, path: door(raw[:ARGUMENT_SIZE_BYTES_MAX].decode("utf-8", "surrogateescape"))
 
 
 def said_by_vault(raw: bytes) -> object:
