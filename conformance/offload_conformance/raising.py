@@ -28,3 +28,8 @@ def raises(kind: type[E], what: str) -> Iterator[pytest.ExceptionInfo[E]]:
         if not str(failure).startswith("DID NOT RAISE"):
             raise
         pytest.fail(f"{what}: expected {kind.__name__}; found no error")
+
+
+def class_of(error: OffloadError) -> type[OffloadError]:
+    """Return the framework's own class of an error. A backend may raise a subclass of its own."""
+    return next(each for each in type(error).__mro__ if each.__module__ == OffloadError.__module__)

@@ -266,7 +266,7 @@ class OnceHandle(TableHandle):
 
 
 @bug(_closed_twice)
-class ClosedOnce(Handled):
+class ClosedByTheFirstCall(Handled):
     """A handle gives its rows back when it is closed, and the second time there are none.
 
     Breaks "Release files and connections. Idempotent". Costs a caller that closes in a `finally` as well: the

@@ -40,6 +40,7 @@ from offload_conformance.offloader.base import (
 )
 from offload_conformance.offloader.views import walked
 from offload_conformance.opened import Open
+from offload_conformance.raising import class_of
 from offload_conformance.same import assert_same
 
 ATTEMPTS: Final = 150
@@ -125,7 +126,7 @@ class ManifestClauses(OffloaderClauses):
             try:
                 manifest = await other.load_manifest(stream)
             except NotOffloaded as absent:
-                return (type(absent), await other.streams())
+                return (class_of(absent), await other.streams())
             return (manifest.commit_id, await other.streams())
 
         async def scenario() -> None:
@@ -246,7 +247,7 @@ class ManifestClauses(OffloaderClauses):
             for client, base in ((offloader, newest), (other, newest), (other, None)):
                 with pytest.raises(error) as caught:
                     run(client.commit_manifest("orders", change, base=base, committer=me))
-                assert (what, type(caught.value).__name__) == (what, error.__name__)
+                assert (what, class_of(caught.value)) == (what, error)
         for change in (Prepare(writer=me, attempts=[(uuid4(), 0)]), appended(running, 0)):
             with pytest.raises(Misuse):
                 run(other.commit_manifest("never claimed", change, base=None, committer=me))
