@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from protocol_world import CHUNK_RECORDS, Ledger, source
 from records.in_memory import plugins
 from servers.metadata import MetadataServer
 
-from offload import LedgerOffloader, Session, StreamReader, StreamWriter, TierPlan, verify
+from offload import LedgerOffloader, ObjectStore, Session, StreamReader, StreamWriter, TierPlan, verify
 from offload.errors import AlreadyExists, OutcomeUnknown, TryAgain
 from offload.opening import open_store
 
@@ -122,14 +123,32 @@ def test_an_outage_beyond_patience_is_one_error_and_loses_nothing(
     asyncio.run(main())
 
 
+@asynccontextmanager
+async def impatient(
+    server: MetadataServer, *, before: bytes
+) -> AsyncIterator[tuple[ObjectStore, ObjectStore]]:
+    """Yield a connected store that waits two seconds, and one that waits longer than a busy machine needs."""
+    url = server.url("lost")
+    patient = open_store(url, plugins=PLUGINS, storage_options={"timeout": "60"})
+    store = open_store(url, plugins=PLUGINS, storage_options={"timeout": "2"})
+    try:
+        await patient.create("before", before)
+        connected = False
+        while not connected:
+            with suppress(TryAgain):
+                connected = await store.get("before") == before
+        yield store, patient
+    finally:
+        await store.aclose()
+        await patient.aclose()
+
+
 def test_a_lost_reply_of_a_create_is_an_unknown_outcome(own_server: MetadataServer) -> None:
     """The request was sent, so it may land although nobody answered."""
     server, body = own_server, b"root"
 
     async def main() -> None:
-        store = open_store(server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "2"})
-        try:
-            await store.create("before", body)
+        async with impatient(server, before=body) as (store, patient):
             server.freeze()
             with pytest.raises(OutcomeUnknown):
                 await store.create("sent", body)
@@ -140,9 +159,7 @@ def test_a_lost_reply_of_a_create_is_an_unknown_outcome(own_server: MetadataServ
                 await asyncio.sleep(0.05)
             assert server.records("lost").items() <= {"before": body, "sent": body}.items()
             with pytest.raises(AlreadyExists):
-                await store.create("before", body)
-        finally:
-            await store.aclose()
+                await patient.create("before", body)
 
     asyncio.run(main())
 
@@ -173,17 +190,13 @@ def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server
 
 def test_a_read_of_a_service_that_hangs_may_be_repeated(own_server: MetadataServer) -> None:
     async def main() -> None:
-        store = open_store(own_server.url("lost"), plugins=PLUGINS, storage_options={"timeout": "2"})
-        try:
-            await store.create("before", b"root")
+        async with impatient(own_server, before=b"root") as (store, patient):
             own_server.freeze()
             with pytest.raises(TryAgain):
                 await store.get("before")
             with pytest.raises(TryAgain):
                 _ = [row async for row in store.list("")]
             own_server.thaw()
-            assert await store.get("before") == b"root"
-        finally:
-            await store.aclose()
+            assert await patient.get("before") == b"root"
 
     asyncio.run(main())
