@@ -20,7 +20,14 @@ from servers.recipes import DebianPackages
 NODE: Final = "tier@localhost"
 READY_SECONDS: Final = 120.0
 
-RECIPE: Final = DebianPackages("rabbitmq", ("rabbitmq-server", "erlang-base"))
+ERLANG: Final = (
+    *("base", "asn1", "crypto", "eldap", "ftp", "inets", "mnesia", "os-mon", "parsetools", "public-key"),
+    *("runtime-tools", "snmp", "ssl", "syntax-tools", "tftp", "tools", "xmerl"),
+)
+"""What RabbitMQ needs of Erlang. Each is named, so that it is fetched although the machine has it: Erlang looks for
+its applications in its own folder alone."""
+
+RECIPE: Final = DebianPackages("rabbitmq", ("rabbitmq-server", *(f"erlang-{name}" for name in ERLANG)))
 
 CONFIGURATION: Final = """\
 listeners.tcp.default = 127.0.0.1:{amqp_port}
