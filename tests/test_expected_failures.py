@@ -43,5 +43,6 @@ def test_an_unexpected_pass_is_a_failure_and_no_other_outcome_changes(tmp_path: 
     assert code == pytest.ExitCode.TESTS_FAILED
     assert out.getvalue().splitlines()[-1].startswith("2 failed, 1 passed, 2 xfailed in ")
     failures = [line for line in out.getvalue().splitlines() if line.startswith("FAILED ")]
-    names = [line.rpartition("::")[2].partition(" - ")[0] for line in failures]  # a reason follows if CI is set
+    # With CI set, a reason follows the name.
+    names = [line.rpartition("::")[2].partition(" - ")[0] for line in failures]
     assert names == ["test_by_a_mark", "test_by_a_mark_at_run_time"]

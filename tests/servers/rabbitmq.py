@@ -24,8 +24,8 @@ ERLANG: Final = (
     *("base", "asn1", "crypto", "eldap", "ftp", "inets", "mnesia", "os-mon", "parsetools", "public-key"),
     *("runtime-tools", "snmp", "ssl", "syntax-tools", "tftp", "tools", "xmerl"),
 )
-"""What RabbitMQ needs of Erlang. Each is named, so that it is fetched although the machine has it: Erlang looks for
-its applications in its own folder alone."""
+"""What RabbitMQ needs of Erlang. Each is named, so that it is fetched although the machine has it, because
+Erlang looks for its applications in its own folder alone."""
 
 RECIPE: Final = DebianPackages("rabbitmq", ("rabbitmq-server", *(f"erlang-{name}" for name in ERLANG)))
 
