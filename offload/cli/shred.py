@@ -185,4 +185,7 @@ def _sentence(row: ShreddedKey, *, dry_run: bool) -> str:
     if row.fate is KeyFate.LOST:
         rest = f"if the key service has a master key that ends in -{row.uid}, destroy that there. Otherwise"
         return f"key {row.uid} was lost before; {rest} {OLDER_COPY} and its master key can still read"
+    if row.fate is KeyFate.LEFT:
+        rest = "whoever has its master key can still read; run again"
+        return f"key {row.uid} may still be on the tier, and {rest}"
     return f"its own master key {row.label!r} was not destroyed, and key {row.uid} is kept; run again"

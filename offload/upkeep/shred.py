@@ -8,12 +8,15 @@
     4. destroy   each master key that was made for a key alone, in the key service. The service unwraps the
                  key first, which it does only for the stream that the key is of. Otherwise whoever can write
                  to the bucket could make us destroy another stream's master key, by a forged key object
-    5. delete    all generations and copies of the key
+    5. delete    all generations of the key, in both copies
+    6. read      each of these objects. Only a read that finds nothing shows that an object is gone. A proxy
+                 or a broken store may answer a deletion with success, and keep the object
 
     stopped           left behind                        cured by
     before step 1     nothing                            nothing to cure
     after step 1      keys                               the next shred
     after step 4      a key whose master key is gone     the next shred: the service has no such key
+    after step 5      nothing, if the store is honest    the next shred, which lists what is left
 
 A stream with parts is shredded part by part, the newest first. Each plan has the names of all of them. A part
 that was begun since is a `Conflict`: the next run shreds it too (`upkeep.parts`).
@@ -24,12 +27,13 @@ Invariants:
 
 - Nothing is destroyed before the tombstone is committed, and never a key of the life that the stream has.
 - A master key that streams share is never destroyed.
+- No key is reported as deleted unless a read of each of its objects found nothing.
 - No live stream is deleted if the key service lacks its own master key: that is another key service.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -38,6 +42,7 @@ from uuid import UUID
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.keys import KeyService
+from offload.contracts.store import ObjectStore, Span
 from offload.env import Env
 from offload.errors import (
     Absent,
@@ -50,6 +55,7 @@ from offload.errors import (
     NotFound,
     NotOffloaded,
     OffloadError,
+    TryAgain,
 )
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
@@ -91,6 +97,8 @@ class KeyFate(StrEnum):
     """A fragment needs it, and none of its objects is left. It may have a master key of its own."""
     KEPT = "kept"
     """An error kept it, with all of its objects."""
+    LEFT = "left"
+    """The store accepted the deletion of its objects, and a read found one of them, or got no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +115,7 @@ class ShreddedKey:
     """How long somebody can still restore the master key that was destroyed."""
 
     error: OffloadError | None = None
+    """Why the key or an object of it is left. A master key that was destroyed is destroyed nevertheless."""
 
     def as_json(self) -> dict[str, object]:
         """Return the row of `offload shred --json`."""
@@ -147,6 +156,8 @@ class StoredKey:
     incarnation: UUID
     uid: UUID
     names: list[str]
+    """Both copies of each generation that has an object, whether or not both are there."""
+
     found: list[KeyObject] = field(repr=False)
     """Those that are sound, each once."""
 
@@ -246,6 +257,9 @@ async def shred(
         # 5.
         if all(row.error is None for row in rows):
             await offloader.store.delete(key.names)
+            # 6.
+            if (error := await _still_there(offloader.store, key.names)) is not None:
+                done[-len(rows) :] = [_with_objects_left(row, error) for row in rows]
     return done + _lost(plan)
 
 
@@ -264,6 +278,25 @@ def _lost(plan: ShredPlan) -> list[ShreddedKey]:
     if plan.lost is None:
         return []
     return [ShreddedKey(uid=plan.lost, label="", own=False, fate=KeyFate.LOST)]
+
+
+async def _still_there(store: ObjectStore, names: Iterable[str]) -> TryAgain | None:
+    """Return an error that names the first object that is not known to be gone. None if all are gone."""
+    for name in names:
+        try:
+            await store.get(name, Span(0, 1))
+        except NotFound:
+            continue
+        except OffloadError as exc:
+            return TryAgain(f"it is not known whether {name} is gone, because a read of it failed: {exc}")
+        return TryAgain(f"the store answered that {name} is deleted, and a read still finds it")
+    return None
+
+
+def _with_objects_left(row: ShreddedKey, error: OffloadError) -> ShreddedKey:
+    """Return the row of a key with objects that may be left. What became of a master key stays true."""
+    is_of_objects = row.fate in (KeyFate.DELETED, KeyFate.DAMAGED)
+    return replace(row, fate=KeyFate.LEFT if is_of_objects else row.fate, error=error)
 
 
 async def _ended(key: StoredKey, label: str, service: KeyService | None, *, own: bool) -> ShreddedKey:
@@ -353,9 +386,11 @@ async def _stored(offloader: ObjectStoreOffloader, stream: str) -> list[StoredKe
     for name in names:
         if (parsed := keys.parse_key_object(name)) is None:
             continue
-        life, uid, _ = parsed
+        life, uid, generation = parsed
         key = found.setdefault((life, uid), StoredKey(incarnation=life, uid=uid, names=[], found=[]))
-        key.names.append(name)
+        # Both copies, also if the list shows one: a list that lacks a copy does not show that it is gone.
+        pair = keys.key_objects(life, uid, generation)
+        key.names.extend(each for each in pair if each not in key.names)
         try:
             one = await read_anchor(store, name, partial(decode_key_object, keys=keys, where=name))
         except (Corrupt, NotFound):

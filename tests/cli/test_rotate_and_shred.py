@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from campaign import CAMPAIGN
 from command_line import SEED, Ran, calls_of, contents, finish, keys, offload, start, start_dying_below
+from offload_posix.store import PosixStore
 from osiris_data import DATA, body_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
@@ -385,6 +387,25 @@ class TestParts:
         [done] = ran.objects
         assert (done["stream"], [key["fate"] for key in done["keys"]]) == ("shop-part-2", ["deleted"])
         assert sorted(row["stream"] for row in good("ls", parts, "--json").objects) == ["shop", "tiny"]
+
+    def test_parts_whose_keys_outlive_their_deletion_are_all_named(
+        self, parts: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store that answers each deletion with success, and deletes nothing."""
+
+        async def nothing(self: PosixStore, keys: Sequence[str]) -> None:
+            pass
+
+        monkeypatch.setattr(PosixStore, "delete", nothing)
+        ran = offload("shred", parts, "shop", "--yes")
+
+        assert ran.code == 1
+        rest = "may still be on the tier, and whoever has its master key can still read; run again"
+        key = rf"shop(?:-part-2)?: key {UID} {rest}"
+        assert len([line for line in ran.lines if re.fullmatch(key, line)]) == 2
+        assert not [line for line in ran.lines if " is deleted; " in line]
+        error = r"the store answered that shop(?:-part-2)?/keys/\S+ is deleted, and a read still finds it"
+        assert len(re.findall(error, ran.stderr)) == 2
 
     def test_nothing_is_shredded_if_a_part_cannot_be(self, parts: Path) -> None:
         for key in [key for key in keys(parts) if key.startswith("shop-part-2/metadata/root.")]:

@@ -6,7 +6,7 @@ stream `bystander`, or each of the two has a master key of its own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from offload_conformance.ledgers import ledger_of
 from rivals import Process, at_every_moment, crash
 
 from offload import Retention, StreamReader, StreamWriter, delete_stream, trim
+from offload.contracts.store import Listed
 from offload.errors import (
     Conflict,
     Denied,
@@ -33,15 +34,19 @@ from offload.formats.anchor import KeyObject, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.native.key_objects import store_key, unwrap_key
 from offload.native.key_ring import KEPT_SECONDS
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
 from offload.upkeep.shred import KeyFate, ShreddedKey, plan_shred, planned, shred
 
 OWN: Final = "own:shop"
 WEEK: Final = 7 * 86_400.0
 
 
-async def made(label: str | None = OWN, *, service: Service | None = None) -> World:
+async def made(
+    label: str | None = OWN, *, service: Service | None = None, world: World | None = None
+) -> World:
     """Return a world with the stream `orders`, and with the stream `bystander` under the same label."""
-    world = World(service=service or Service())
+    world = world or World(service=service or Service())
     world.service.waits_seconds = WEEK
     for stream in ("orders", "bystander"):
         await append(world.tier(None if label is None else world.ring(label)), stream=stream)
@@ -349,6 +354,79 @@ class TestRefusals:
                 await shred(world.tier(), plan, service=world.service)
 
             assert await read(world.tier(world.ring(None))) == 10
+
+        run(scenario)
+
+
+class Keeping(MemoryStore):
+    """A store that answers each deletion with success, and keeps objects whose key ends in `suffix`."""
+
+    suffix = ""
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete the others."""
+        await super().delete([key for key in keys if not (self.suffix and key.endswith(self.suffix))])
+
+
+class TestReadsBack:
+    """A deletion that a store only says it has done."""
+
+    @pytest.mark.parametrize("suffix", [".key", ".copy"])
+    @pytest.mark.parametrize("label", [LABEL, OWN])
+    def test_a_key_object_that_outlives_its_deletion_is_reported_and_the_next_shred_completes(
+        self, suffix: str, label: str
+    ) -> None:
+        async def scenario(_: World) -> None:
+            store = Keeping()
+            world = await made(label, world=World(store=FaultyStore(store)))
+            store.suffix = suffix
+
+            [row] = await shredded(world)
+
+            # The master key is destroyed all the same, and no later run can report that.
+            assert row.fate is (KeyFate.DESTROYED if label == OWN else KeyFate.LEFT)
+            [left] = keys_of(world)
+            assert str(row.error) == f"the store answered that {left} is deleted, and a read still finds it"
+            store.suffix = ""
+            [row] = await shredded(world)
+            assert row.fate is (KeyFate.MISSING if label == OWN else KeyFate.DELETED)
+            assert (row.error, keys_of(world)) == (None, [])
+
+        run(scenario)
+
+    def test_a_key_object_that_cannot_be_read_back_is_not_known_to_be_gone(self) -> None:
+        async def scenario(_: World) -> None:
+            world = await made(LABEL)
+
+            async def fail(operation: str, key: str) -> None:
+                if operation == "get" and key.endswith(".copy") and key not in world.objects:
+                    raise TryAgain("the store does not answer")
+
+            world.store.before = fail
+            [row] = await shredded(world)
+
+            assert row.fate is KeyFate.LEFT
+            assert "it is not known whether orders/keys/" in str(row.error)
+            assert str(row.error).endswith("because a read of it failed: the store does not answer")
+
+        run(scenario)
+
+    def test_a_copy_that_the_list_lacks_is_deleted_too(self) -> None:
+        async def scenario(_: World) -> None:
+            world = await made(LABEL)
+            store, plan = world.store, await plan_shred(world.tier(), "orders")
+            listed = store.list
+
+            async def without_copies(prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+                async for row in listed(prefix, after=after):
+                    if not row.key.endswith(".copy"):
+                        yield row
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(FaultyStore, "list", staticmethod(without_copies))
+                await shred(world.tier(), plan)
+
+            assert keys_of(world) == []
 
         run(scenario)
 
