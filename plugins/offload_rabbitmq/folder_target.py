@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +65,15 @@ def open_url(url: str, options: Mapping[str, str]) -> FolderTarget:
             "segment-size-bytes", options, SEGMENT_SIZE_BYTES, most=SEGMENT_SIZE_BYTES_MAX
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a restore has written, before it begins to move files."""
+
+    next_offset: int
+    sizes: Mapping[str, int]
+    last_header: bytes
 
 
 class FolderTarget(ChunkTarget):
@@ -138,13 +148,13 @@ class FolderTarget(ChunkTarget):
             "segment_size_bytes": self._segment_size_bytes,
         }
         earlier = _read(self._staging / PLAN, tuple(plan))
-        done = _read(self._staging / DONE, ("next_offset", "sizes"))
+        done = _read_done(self._staging / DONE)
         if done is None:
             with suppress(OSError):  # left by a run that was killed at the very end; others are not empty
                 self._staging.rmdir()
             _refuse_if_not_empty(self._folder)
         else:
-            _refuse_if_changed(self._folder, self._staging, done["sizes"])
+            _refuse_if_changed(self._folder, self._staging, done.sizes)
         if earlier is None:
             self._begin(plan)
         elif earlier != plan:
@@ -153,8 +163,7 @@ class FolderTarget(ChunkTarget):
                 "with other options: run that one again, or remove this folder"
             )
         if done is not None:
-            self._next_offset = int(done["next_offset"])
-            self._last_header = bytes.fromhex(done["last_header"])
+            self._next_offset, self._last_header = done.next_offset, done.last_header
             return origin.next_offset
         begins = _keep_sealed(self._staging, origin.first_offset)
         self._next_offset = begins
@@ -331,7 +340,22 @@ def _read(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
         with explained("read", path):
             raise
     except (ValueError, KeyError, TypeError) as exc:
-        raise Misuse(f"{shown_path(path)} is no file of a restore: remove {shown_path(path.parent)}") from exc
+        raise _unreadable(path) from exc
+
+
+def _read_done(path: Path) -> _Done | None:
+    """Return what a restore has written; None if it has not written everything. Raises as `_read`."""
+    found = _read(path, ("next_offset", "sizes", "last_header"))
+    if found is None:
+        return None
+    try:
+        return _Done(int(found["next_offset"]), dict(found["sizes"]), bytes.fromhex(found["last_header"]))
+    except (ValueError, TypeError) as exc:
+        raise _unreadable(path) from exc
+
+
+def _unreadable(path: Path) -> Misuse:
+    return Misuse(f"{shown_path(path)} is no file of a restore: remove {shown_path(path.parent)}")
 
 
 def _store(path: Path, document: Mapping[str, Any]) -> None:

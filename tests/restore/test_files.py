@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,56 @@ def test_filters_stay_refused_when_the_restore_is_repeated(tmp_path: Path, folde
     assert codes == [1, 1]
 
 
+@pytest.fixture
+def stop_moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[object]]:
+    """Return a function: within its block, the disk is full when a restore has moved so many files."""
+
+    @contextmanager
+    def full_after(moved: int) -> Iterator[None]:
+        chmod, calls = Path.chmod, iter(range(99))
+
+        def full(path: Path, mode: int) -> None:
+            if next(calls) == moved:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            chmod(path, mode)
+
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "chmod", full)
+            yield
+
+    return full_after
+
+
+@pytest.mark.parametrize("moved", [0, 3, 5])
+def test_a_restore_that_stopped_while_it_moved_files_is_completed_by_the_next(
+    tmp_path: Path, folder: Path, stop_moving: Callable[[int], AbstractContextManager[object]], moved: int
+) -> None:
+    tier, old = tmp_path / "tier", tmp_path / "old"
+    write_stream(old, simple_chunks(3), segment_size_bytes=1)
+    sync(old, tier)
+    words = (tier, "old", folder, "--target-option", "segment-size-bytes=1", "--new-part")
+    with stop_moving(moved):
+        stopped = restore(*words)
+
+    again = restored(*words)
+
+    assert (stopped.code, files(folder)) == (1, files(old))
+    assert not (folder / ".offload-restore").exists()
+    assert "goes on in part 2, which begins at offset 9 of the target" in again.lines[-1]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"next_offset": 1, "sizes": {}, "last_header": "no"}'])
+def test_a_damaged_note_of_what_was_restored_is_reported(tmp_path: Path, folder: Path, text: str) -> None:
+    sync(DATA / "tiny", tmp_path / "tier")
+    (folder / ".offload-restore").mkdir()
+    (folder / ".offload-restore" / "done.json").write_text(text)
+
+    ran = restore(tmp_path / "tier", "tiny", folder)
+
+    assert ran.code == 1
+    assert "done.json is no file of a restore" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("moved", "chunks", "appends"),
     [
@@ -274,7 +325,7 @@ def test_filters_stay_refused_when_the_restore_is_repeated(tmp_path: Path, folde
 def test_a_broker_that_wrote_to_half_a_restore_is_not_overwritten(
     tmp_path: Path,
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stop_moving: Callable[[int], AbstractContextManager[object]],
     moved: int,
     chunks: Iterator[bytes],
     appends: bool,
@@ -283,15 +334,7 @@ def test_a_broker_that_wrote_to_half_a_restore_is_not_overwritten(
     write_stream(tmp_path / "old", simple_chunks(3), segment_size_bytes=1)
     sync(tmp_path / "old", tmp_path / "tier")
     words = (tmp_path / "tier", "old", folder, "--target-option", "segment-size-bytes=1")
-    chmod, calls = Path.chmod, iter(range(99))
-
-    def full(path: Path, mode: int) -> None:
-        if next(calls) == moved:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        chmod(path, mode)
-
-    with monkeypatch.context() as disk:
-        disk.setattr(Path, "chmod", full)
+    with stop_moving(moved):
         stopped = restore(*words)
     (append_chunks if appends else write_stream)(folder, chunks)
     before = contents(folder)
