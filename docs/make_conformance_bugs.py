@@ -40,20 +40,20 @@ all by people who had not read the clauses ([What the suite misses](conformance.
 
 def page() -> str:
     """Return the whole of docs/conformance-bugs.md."""
+    from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
     from contract.all_store_bugs import ALL_STORE_BUGS
-    from contract.offloader_bugs import OFFLOADER_BUGS
     from contract.protocol_bugs import PROTOCOL_BUGS
     from newcomers.everything import BUGS
 
     kinds = [bug.kind for bug in BUGS.values()]
     head = HEAD.format(
-        count=len(ALL_STORE_BUGS) + len(OFFLOADER_BUGS) + len(PROTOCOL_BUGS),
+        count=len(ALL_STORE_BUGS) + len(ALL_OFFLOADER_BUGS) + len(PROTOCOL_BUGS),
         others=len(kinds),
         stores=kinds.count("store"),
         offloaders=kinds.count("offloader"),
     )
     stores = f"## Stores: {len(ALL_STORE_BUGS)} bugs\n\n{_table(ALL_STORE_BUGS, 'store')}"
-    offloaders = f"## Offloaders: {len(OFFLOADER_BUGS)} bugs\n\n{_table(OFFLOADER_BUGS, 'offloader')}"
+    offloaders = f"## Offloaders: {len(ALL_OFFLOADER_BUGS)} bugs\n\n{_table(ALL_OFFLOADER_BUGS, 'offloader')}"
     protocol = (
         f"## The protocol: {len(PROTOCOL_BUGS)} bugs of stores and of tiers on them\n\n"
         f"{_table(PROTOCOL_BUGS, 'store or tier')}"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from campaign import CAMPAIGN, keeping
 from conformance_box.installed import Site, box
+from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
 from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
-from contract.offloader_bugs import OFFLOADER_BUGS
 from contract.protocol_bugs import PROTOCOL_BUGS
 from offload_conformance.offloader.coded import CodedClauses
 
@@ -63,7 +63,7 @@ def cases(bugs: Iterable[Bug], kept: Sequence[str]) -> list[Any]:
 
 
 OFFLOADER = """
-    from contract.offloader_bugs import OFFLOADER_BUGS
+    from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
     from contract.protocol_bugs import PROTOCOL_BUGS
     from offload.env import Env
     from offload.store.memory import MemoryStore
@@ -71,7 +71,7 @@ OFFLOADER = """
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
 
     OBJECTS = {}
-    MAKE = {bug.name: bug.make for bug in OFFLOADER_BUGS} | {"Sound": ObjectStoreOffloader}
+    MAKE = {bug.name: bug.make for bug in ALL_OFFLOADER_BUGS} | {"Sound": ObjectStoreOffloader}
     TIERS = {bug.name: bug.make for bug in PROTOCOL_BUGS}
     DECLARES = {"kind": "offloader"}
 
@@ -93,7 +93,7 @@ def test_a_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site)
     assert caught(bug, "store")
 
 
-@pytest.mark.parametrize("bug", cases([*filter(asked, [*OFFLOADER_BUGS, *PROTOCOL_BUGS])], SEEN_BENEATH))
+@pytest.mark.parametrize("bug", cases([*filter(asked, [*ALL_OFFLOADER_BUGS, *PROTOCOL_BUGS])], SEEN_BENEATH))
 def test_an_offloaders_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site) -> None:
     is_store = issubclass(bug.make, ObjectStore) if isinstance(bug.make, type) else False
     site.install("bugs", BACKEND if is_store else OFFLOADER)

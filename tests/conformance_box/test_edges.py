@@ -19,6 +19,7 @@ from offload.contracts.store import Listed, ObjectStore, Unfinished, Upload
 from offload.model.attempt import Leftover, Receipt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest, Running
+from offload.model.part import StreamPart
 
 ROOMS = pytest.mark.parametrize(
     ("tables", "contracts", "results"),
@@ -27,7 +28,7 @@ ROOMS = pytest.mark.parametrize(
         (
             of_offloaders,
             (Catalogue, StreamView, Committer, LedgerOffloader, ReadHandle),
-            (Manifest, Running, Entry, Leftover, Receipt),
+            (Manifest, Running, Entry, Leftover, Receipt, StreamPart),
         ),
     ],
     ids=["stores", "offloaders"],

@@ -22,9 +22,9 @@ from uuid import uuid4
 import hypothesis.core
 import pytest
 from campaign import few, keeping
+from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
 from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
-from contract.offloader_bugs import OFFLOADER_BUGS
 from contract.protocol_bugs import PROTOCOL_BUGS
 from hypothesis import Phase, settings
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
@@ -217,7 +217,7 @@ def test_every_clause_has_a_test_of_its_name(contract: type, suite: type) -> Non
 @pytest.mark.parametrize(
     ("suite", "bugs"),
     [
-        (OffloaderConformance, OFFLOADER_BUGS),
+        (OffloaderConformance, ALL_OFFLOADER_BUGS),
         (StoreConformance, ALL_STORE_BUGS),
         (ProtocolConformance, PROTOCOL_BUGS),
     ],
@@ -237,11 +237,11 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-ALL_BUGS = ALL_STORE_BUGS + OFFLOADER_BUGS + PROTOCOL_BUGS
+ALL_BUGS = ALL_STORE_BUGS + ALL_OFFLOADER_BUGS + PROTOCOL_BUGS
 
 FIRST_BUGS = [
     bug
-    for bugs in (ALL_STORE_BUGS, OFFLOADER_BUGS, PROTOCOL_BUGS)
+    for bugs in (ALL_STORE_BUGS, ALL_OFFLOADER_BUGS, PROTOCOL_BUGS)
     for bug in {bug.clause: bug for bug in reversed(bugs)}.values()
 ]
 """The first bug of each clause."""

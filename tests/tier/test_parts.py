@@ -55,6 +55,7 @@ def test_the_parts_of_a_stream_are_found_in_order(first: str, hashed: bool) -> N
 
         assert await tier.offloader.parts(first) == parts
         assert await tier.offloader.parts(first, after=3) == parts[2:]
+        assert await tier.offloader.parts(first, after=-1) == parts
         assert await tier.offloader.parts(parts[0].name) == []
 
     asyncio.run(scenario())

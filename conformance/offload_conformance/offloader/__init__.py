@@ -19,6 +19,7 @@ from offload_conformance.offloader.manifests import ManifestClauses
 from offload_conformance.offloader.manners import OffloaderMannerClauses
 from offload_conformance.offloader.names import NameClauses
 from offload_conformance.offloader.numbers import NumberClauses
+from offload_conformance.offloader.parts import PartClauses
 from offload_conformance.offloader.reads import OffloaderReadClauses
 from offload_conformance.offloader.sources import SourceClauses
 from offload_conformance.offloader.views import ViewClauses
@@ -42,6 +43,7 @@ class OffloaderConformance(
     FencingClauses,
     NumberClauses,
     NameClauses,
+    PartClauses,
     EndToEndConformance,
     OffloaderMannerClauses,
 ):

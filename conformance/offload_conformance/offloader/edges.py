@@ -16,6 +16,7 @@ from offload.model.attempt import Leftover, Receipt
 from offload.model.chunk_table import CHUNK_TABLE
 from offload.model.entry import ENTRY_DTYPE, Entry
 from offload.model.manifest import CommittedStream, Manifest, Running
+from offload.model.part import StreamPart
 from offload_conformance.edges import NEGATIVE, NUMBERS, ArgumentKind
 
 # Names at their edges.
@@ -93,7 +94,6 @@ METADATA_NAMES: Final = tuple(dict.fromkeys((*_OF_TYPES, *_OF_BACKENDS)))
 # The tables.
 
 _MADE: Final = "the offloader itself makes it"
-_OF_PARTS: Final = "only a tier that records parts has them; tests.tier.test_parts asks"
 
 
 def _all(kind: type, clause: str) -> dict[str, tuple[str, ...]]:
@@ -156,13 +156,15 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
     "entry: Entries": ArgumentKind(
         because="manifests have groups from 1,024 fragments on, too many for each run"
     ),
-    **dict.fromkeys(
-        (
-            *("part: StreamPart", "before: Manifest | None", "after: int"),
-            *("StreamPart.behind: bytes", "StreamPart.first: str", "StreamPart.number: int"),
-        ),
-        ArgumentKind(because=_OF_PARTS),
+    "part: StreamPart": ArgumentKind(asked_by=("contract/parts_may_be_begun_again",)),
+    "before: Manifest | None": ArgumentKind(asked_by=("contract/parts_are_listed_in_order",)),
+    "after: int": ArgumentKind(
+        asked_by=("contract/parts_are_listed_in_order",),
+        taken=(*NEGATIVE, *range(14), *(number for number in NUMBERS if number > 1)),
     ),
+    "StreamPart.first: str": ArgumentKind(asked_by=("contract/parts_are_of_one_stream",)),
+    "StreamPart.number: int": ArgumentKind(asked_by=("contract/parts_are_listed_in_order",)),
+    "StreamPart.behind: bytes": ArgumentKind(asked_by=("contract/parts_are_listed_in_order",)),
     **{f"Entry.{each.name}: {each.type}": ArgumentKind(because=_MADE) for each in fields(Entry)},
     **{f"Manifest.{each.name}: {each.type}": ArgumentKind(because=_MADE) for each in fields(Manifest)},
     **{
@@ -181,12 +183,9 @@ AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
     "LedgerOffloader.offload": ("contract/attempts_are_disjoint", "contract/prepared_before_uploaded"),
     "LedgerOffloader.delete_offloaded": ("contract/deletion_is_idempotent",),
     "StreamView.open": ("contract/handles_are_closed_alone", "contract/reads_are_verbatim_at_every_door"),
-    "Committer.begin_part": (),
+    "Committer.begin_part": ("contract/parts_may_be_begun_again",),
 }
 """Each method that changes something, and the clauses that call it a second time."""
-
-UNASKED: Final[Mapping[str, str]] = {"Committer.begin_part": _OF_PARTS}
-"""The rows of `AGAIN` that no clause asks about, each with the reason."""
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     **_all(Manifest, "contract/commits_apply_their_change"),
@@ -194,6 +193,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     **_all(Entry, "contract/receipts_tell_what_was_copied"),
     **_all(Leftover, "contract/leftovers_tell_their_last_chunk"),
     **_all(Receipt, "contract/extra_metadata_is_any_text"),
+    **_all(StreamPart, "contract/parts_are_listed_in_order"),
 }
 """Each field of a result, and the clauses that compare it with what they expect."""
 
