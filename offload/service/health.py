@@ -22,6 +22,7 @@ WAITS: Final = {
     Wait.BROKER: "until the broker has committed it, or `hold_back` is over",
     Wait.TURN: "for the copies of other streams",
     Wait.COPY: "for the copy that is under way",
+    Wait.RESUME: "until a person resumes it",
     Wait.LEADER: "for the leading process; this one takes over if nothing is committed for `takeover`",
 }
 """What the oldest record waits for, in words. An error says it itself."""
@@ -50,12 +51,18 @@ class Health:
         return [_printable(line) for line in found]
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of error that is tried again, from the first failed try on."""
+        """Return lines that ask for nothing: the process may still be ready.
+
+        One for each kind of error that is tried again, from the first failed try on, and one for each stream
+        that a person has paused.
+        """
+        held = [status for status in self.statuses() if status.waits is Wait.RESUME]
         found: dict[type, list[FollowStatus]] = {}
         for status in self.statuses():
             if status.waits is Wait.RETRY:
                 found.setdefault(type(status.error), []).append(status)
-        return [_printable(_retried(each)) for each in found.values()]
+        retried = [_retried(each) for each in found.values()]
+        return [_printable(line) for line in (*retried, *map(_held, held))]
 
     def summary(self) -> str:
         """Return a sentence on what this process leads. A standby says that it stands by."""
@@ -115,7 +122,7 @@ def broker_as_json(source: VouchedSource) -> dict[str, Any]:
 
 
 def _problem(status: FollowStatus) -> Iterator[str]:
-    if status.state is FollowState.PAUSED:
+    if status.is_stopped:
         yield f"stream {status.stream!r} is paused: {status.error}"
     if status.is_behind:
         source, tier = status.source_next_offset, status.committed_offset
@@ -145,6 +152,11 @@ def _retried(statuses: list[FollowStatus]) -> str:
     first = min(statuses, key=lambda status: status.waits_since_ms)
     more = f" (and {len(statuses) - 1} more)" if statuses[1:] else ""
     return f"stream {first.stream!r}{more} is tried again since {iso_of(first.waits_since_ms)}: {first.error}"
+
+
+def _held(status: FollowStatus) -> str:
+    since = iso_of(status.waits_since_ms)
+    return f"stream {status.stream!r} was paused by a person at {since}: offload ctl resume {status.stream}"
 
 
 def _printable(text: str) -> str:

@@ -164,13 +164,15 @@ class _Streams(Collector):
             states = Tally(each.state for each in statuses)
             for each in FollowState:
                 state.add_metric([name, each.value], states[each])
-            paused += states[FollowState.PAUSED]
-            late += sum(each.is_late for each in statuses)
+            stopped = [each for each in statuses if each.is_stopped]
+            paused += len(stopped)
+            # A paused stream is late as well, and one cause is one alert.
+            late += sum(each.is_late for each in statuses if each not in stopped)
         yield from (lag, records, state, waits)
-        yield GaugeMetricFamily("offload_paused_streams", "Streams that wait for a person.", value=paused)
+        yield GaugeMetricFamily("offload_paused_streams", "Streams that an error has paused.", value=paused)
         yield GaugeMetricFamily(
             "offload_late_streams",
-            "Streams that lag beyond the alarm, whoever leads them.",
+            "Streams that lag beyond the alarm, whoever leads them, and that no error has paused.",
             value=late,
         )
         waiting = GaugeMetricFamily(

@@ -11,6 +11,8 @@ Invariants:
 - One stream's error stops no other stream.
 - After `stopping` is set nothing new is begun. What is in flight is committed, unless it takes longer than
   `stop_seconds`.
+- What a person asks of a stream (`retry`, `hold`, `let_go`) happens in the stream's own task, after the copy
+  that is under way.
 """
 
 from __future__ import annotations
@@ -29,11 +31,40 @@ from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError
 from offload.streams.follow_rules import FollowRules, FollowStatus
 from offload.streams.follower import Follower
+from offload.streams.pauses import LookAtPlace, look_nowhere
 
 __all__ = ["Dispatcher"]
 
 
 _log: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A follower and its task."""
+
+    follower: Follower
+    ending: asyncio.Event
+    """Set if the task is to end."""
+    waking: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if the next step is to begin at once."""
+    asked: list[asyncio.Future[None]] = field(default_factory=list)
+    """Those who wait for the end of the next step."""
+
+    def end(self) -> None:
+        """Let the task end after the step that is under way."""
+        self.ending.set()
+        self.waking.set()
+
+    async def status_after_step(self, patience_seconds: float) -> FollowStatus:
+        """Begin the next step, wait for its end, but not longer, and return the status."""
+        stepped = asyncio.get_running_loop().create_future()
+        self.asked.append(stepped)
+        self.waking.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                await stepped
+        return self.follower.status
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,16 +83,40 @@ class Dispatcher:
     discover_seconds: float = 30.0
     """The time between two looks for streams that were created or deleted."""
     stop_seconds: float = 20.0
+    place: LookAtPlace = look_nowhere
+    """Looks at the place of the tier, for the streams that are paused."""
     error: OffloadError | None = None
     """The error of the last look for streams."""
 
-    _followers: dict[str, tuple[Follower, asyncio.Event]] = field(default_factory=dict)
-    """The followers by stream, each with the event that ends it."""
+    _followers: dict[str, _Followed] = field(default_factory=dict)
+    """The followers by stream."""
 
     @property
     def statuses(self) -> list[FollowStatus]:
         """The status of each stream, in order of names. No request is sent."""
-        return [follower.status for _, (follower, _) in sorted(self._followers.items())]
+        return [each.follower.status for _, each in sorted(self._followers.items())]
+
+    async def retry(self, stream: str, *, patience_seconds: float) -> FollowStatus:
+        """Look at a stream at once, also if it is paused, and return its status after that look.
+
+        If the look takes longer, the status is that of this moment. Raises `NotOffloaded` if the stream is
+        not followed.
+        """
+        followed = self._followed(stream)
+        followed.follower.retry()
+        return await followed.status_after_step(patience_seconds)
+
+    async def hold(self, stream: str, *, patience_seconds: float) -> FollowStatus:
+        """Pause a stream on behalf of a person, and give up the lead. Otherwise as `retry`. Idempotent."""
+        followed = self._followed(stream)
+        followed.follower.hold()
+        return await followed.status_after_step(patience_seconds)
+
+    async def let_go(self, stream: str, *, patience_seconds: float) -> FollowStatus:
+        """Go on with a stream after `hold`. Otherwise as `retry`. Idempotent."""
+        followed = self._followed(stream)
+        followed.follower.let_go()
+        return await followed.status_after_step(patience_seconds)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the streams until `stopping` is set, and then end as the head of this module says."""
@@ -70,8 +125,8 @@ class Dispatcher:
             while not stopping.is_set():
                 await self._discover(tasks, turns)
                 await self._sleep(self.discover_seconds, stopping)
-            for _, ending in self._followers.values():
-                ending.set()
+            for each in self._followers.values():
+                each.end()
             deadline.reschedule(asyncio.get_running_loop().time() + self.stop_seconds)
 
     async def _discover(self, tasks: asyncio.TaskGroup, turns: asyncio.Semaphore) -> None:
@@ -86,18 +141,16 @@ class Dispatcher:
             return
         else:
             self._note(None)
-        for name, (follower, ending) in self._followers.items():
-            if name not in found and not ending.is_set():
-                lacking = follower.status.lag_records
+        for name, followed in self._followers.items():
+            if name not in found and not followed.ending.is_set():
+                lacking = followed.follower.status.lag_records
                 lost = f"; its last {lacking} records that were seen are not on the tier" if lacking else ""
                 _log.warning("stream %r is not in the source any more: it is not followed%s", name, lost)
-                ending.set()
+                followed.end()
         for name, stream in found.items():
             if name not in self._followers and (plan := self.plan_of(name)) is not None:
-                ending = asyncio.Event()
-                follower = self._follower(stream, *plan, is_ending=ending.is_set)
-                self._followers[name] = follower, ending
-                tasks.create_task(self._follow(follower, turns, ending))
+                followed = self._followers[name] = self._begun(stream, *plan)
+                tasks.create_task(self._follow(followed, turns))
 
     def _note(self, error: OffloadError | None) -> None:
         """Remember how the look for streams ended. A line of the log reports each change."""
@@ -107,28 +160,37 @@ class Dispatcher:
             _log.info("the streams of %s can be listed again", self.source.url)
         self.error = error
 
-    def _follower(
-        self,
-        stream: SourceStream,
-        offloader: LedgerOffloader,
-        rules: FollowRules,
-        is_ending: Callable[[], bool],
-    ) -> Follower:
-        return Follower(
+    def _followed(self, stream: str) -> _Followed:
+        if (found := self._followers.get(stream)) is None:
+            raise NotOffloaded(f"stream {stream!r} is not followed by this process")
+        return found
+
+    def _begun(self, stream: SourceStream, offloader: LedgerOffloader, rules: FollowRules) -> _Followed:
+        ending = asyncio.Event()
+        follower = Follower(
             source=stream.for_tier(offloader),
             offloader=offloader,
             rules=rules,
             taken=self._followers.keys,
             env=self.env,
             emit=self.emit,
-            is_ending=is_ending,
+            is_ending=ending.is_set,
+            place=self.place,
         )
+        return _Followed(follower, ending)
 
-    async def _follow(self, follower: Follower, turns: asyncio.Semaphore, ending: asyncio.Event) -> None:
+    async def _follow(self, followed: _Followed, turns: asyncio.Semaphore) -> None:
+        follower = followed.follower
         # The first looks of many streams are spread over time, and with them all later ones.
-        await self._sleep(follower.rules.look_seconds * self.env.random(), ending)
-        while not ending.is_set():
-            await self._sleep(await follower.step(turns), ending)
+        await self._sleep(follower.rules.look_seconds * self.env.random(), followed.waking)
+        while not followed.ending.is_set():
+            followed.waking.clear()
+            asked, followed.asked = followed.asked, []
+            seconds = await follower.step(turns)
+            for each in asked:
+                if not each.done():
+                    each.set_result(None)
+            await self._sleep(seconds, followed.waking)
         # Another process may then take over at once. Without it, that one waits.
         with suppress(OffloadError):
             await follower.release()

@@ -70,7 +70,7 @@ class FollowState(StrEnum):
     """Somebody else leads, or nobody yet."""
     LEADING = "leading"
     PAUSED = "paused"
-    """An error waits for a person."""
+    """An error waits for a person, or a person has paused it."""
 
 
 class Wait(StrEnum):
@@ -92,6 +92,8 @@ class Wait(StrEnum):
     """The next try: an error, such as that of a store that does not answer, ended the last one."""
     PERSON = "person"
     """Somebody who mends the error that paused the stream."""
+    RESUME = "resume"
+    """Somebody who resumes the stream, which a person has paused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,11 @@ class FollowStatus:
             and source < tier
             and self.waited_seconds > self.alarm_seconds
         )
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if an error has paused the stream, and no person."""
+        return self.state is FollowState.PAUSED and self.waits is not Wait.RESUME
 
     @property
     def is_late(self) -> bool:

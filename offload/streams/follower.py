@@ -18,7 +18,10 @@ Invariants:
 - The lag is the age of the oldest record that is not committed, whoever leads, and in whichever life of this
   process it was written. If it is not known, the status says so.
 - An error that only a person can mend pauses this stream alone. One event reports it, and the follower tries
-  again slowly.
+  again slowly, or at once if `streams.pauses` shows that something was mended.
+- A paused stream has resumed when data of it was committed, or nothing waits for that. A try that has not
+  failed yet resumes nothing: the state and the alerts of one cause do not flap.
+- A stream that a person has paused sends no request until a person resumes it.
 
 docs/adr/0024-followers.md has the reasons.
 """
@@ -56,6 +59,7 @@ from offload.streams.copier import StreamCopier
 from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.parts import begin_part, newest_part
+from offload.streams.pauses import SIGNS_SECONDS, TRY_SECONDS, LookAtPlace, Signs, StreamPause, look_nowhere
 from offload.tracing import span
 
 __all__ = ["Follower"]
@@ -69,9 +73,6 @@ REPLICA_PATIENCE: Final = 2
 
 The leader's process looks at least every 0.6 of that time, so it claims first if it works.
 """
-
-PAUSE_SECONDS: Final = 300.0
-"""The time between two tries of a paused stream."""
 
 BACKOFF_SECONDS_MAX: Final = 60.0
 
@@ -93,6 +94,8 @@ class Follower:
     emit: Callable[[Event], None] = lambda event: None
     is_ending: Callable[[], bool] = lambda: False
     """Returns True when the process stops. A copy whose turn comes then is not begun."""
+    place: LookAtPlace = look_nowhere
+    """Looks at the place of the tier, for signs that what paused the stream is mended."""
     state: FollowState = FollowState.STANDBY
 
     _part: StreamPart = field(init=False)
@@ -125,12 +128,19 @@ class Follower:
     _own_writer: UUID | None = None
     _error: OffloadError | None = None
     _failures: int = 0
-    _paused_by: type[OffloadError] | None = None
+    _pause_of: StreamPause | None = None
+    """What paused the stream. None if it is not paused by an error."""
+    _signs: Signs = field(init=False)
+    _held_ms: int | None = None
+    """When a person paused the stream. None if nobody has."""
+    _is_wanted: bool = False
+    """True if somebody asked for a look at once."""
 
     def __post_init__(self) -> None:
         self.stream = self.stream or self.source.name
         self._part = StreamPart(self.stream)
         self._copier = self._fresh_copier()
+        self._signs = Signs(source=self.source, offloader=self.offloader, place=self.place)
 
     @property
     def status(self) -> FollowStatus:
@@ -141,7 +151,9 @@ class Follower:
         if self._error is not None:
             waits, since_ms = Wait.RETRY, self._failed_ms
         if self.state is FollowState.PAUSED:
-            waits = Wait.PERSON
+            waits, since_ms = Wait.PERSON, self._failed_ms
+        if self._held_ms is not None:
+            waits, since_ms = Wait.RESUME, self._held_ms
         return FollowStatus(
             stream=self.stream,
             state=self.state,
@@ -179,10 +191,15 @@ class Follower:
         A copy waits for its `turn`. Raises no error: the stream pauses, stands by or backs off, as
         the error's class says.
         """
+        if self._held_ms is not None:
+            return await self._hold()
+        if self._pause_of is not None and not await self._is_worth_a_try(self._pause_of):
+            return SIGNS_SECONDS
+        self._is_wanted = False
         try:
             has_more = await self._look(turn or nullcontext())
         except StreamDeleted as error:
-            return self._pause(error)
+            return await self._pause(error)
         except (Fenced, Conflict):
             # Another process leads now. Our data may be its data: nothing is dropped or deleted. A stream
             # that is rebuilt refuses every claim, so the next one is not at once.
@@ -194,12 +211,29 @@ class Follower:
             self._failures += 1
             return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
         except OffloadError as error:
-            return self._pause(error)
+            return await self._pause(error)
         except Exception as error:  # noqa: BLE001 - a mistake of ours or of a source stops this stream alone
             _log.exception("stream %r failed", self.stream)
-            return self._pause(OffloadError(f"{type(error).__name__}: {error}"))
-        self._resume()
+            return await self._pause(OffloadError(f"{type(error).__name__}: {error}"))
+        self._note_success()
         return 0.0 if has_more else self.rules.look_seconds
+
+    def retry(self) -> None:
+        """Let the next step try at once: a paused stream, and one that waits after an error."""
+        self._is_wanted, self._failures, self._watch_again_seconds = True, 0, 0.0
+
+    def hold(self) -> None:
+        """Pause the stream on behalf of a person. The next step gives up the lead. Idempotent."""
+        if self._held_ms is None:
+            self._held_ms = self.env.now_ms()
+
+    def let_go(self) -> None:
+        """Go on after `hold`. Idempotent."""
+        if self._held_ms is not None:
+            self._held_ms, self.state = None, FollowState.STANDBY
+            if self._pause_of is not None:
+                self.state = FollowState.PAUSED
+            self.retry()
 
     async def release(self) -> None:
         """Stop leading: drop what is announced ahead, so that another process may take over at once.
@@ -310,9 +344,9 @@ class Follower:
                 await self._copier.copy(snapshot, until, ahead=True)
         except Diverged as stopped:
             return await self._go_on(stopped, snapshot)
-        except (TryAgain, OutcomeUnknown):
-            # What the root says now is unknown, and attempts of ours may run. The next claim settles both. It
-            # need not wait for anybody if the root is that of our last claim.
+        except OffloadError:
+            # What the root says now may be unknown, and attempts of ours may run. The next claim settles it.
+            # It waits for nobody if the root is that of our last claim.
             self._note_copied(snapshot)
             self._copier = self._fresh_copier()
             raise
@@ -326,7 +360,8 @@ class Follower:
         writer = self._copier.writer
         if writer is not None and writer.writer != self._own_writer:
             self._own_writer = writer.writer
-            self.emit(TookOver(stream=self._part.name, epoch=writer.manifest.epoch))
+            if self._pause_of is None:  # otherwise this claim is a try, and the stream may stay paused
+                self.emit(TookOver(stream=self._part.name, epoch=writer.manifest.epoch))
         self._forget_copied(snapshot)
 
     async def _go_on(self, stopped: Diverged, snapshot: Snapshot) -> bool:
@@ -456,27 +491,62 @@ class Follower:
         self._copier = self._fresh_copier()
         self._watched, self._watch_again_seconds = None, 0.0
 
-    def _pause(self, error: OffloadError) -> float:
+    async def _hold(self) -> float:
+        """Give up the lead, once, so that another process may take over."""
+        if self.state is not FollowState.PAUSED or self._copier.writer is not None:
+            with suppress(OffloadError):
+                await self.release()
+        self.state, self._mark = FollowState.PAUSED, None
+        return TRY_SECONDS
+
+    async def _is_worth_a_try(self, pause: StreamPause) -> bool:
+        """Return True if a paused stream shall be tried now."""
+        now = self.env.monotonic()
+        if self._is_wanted or now >= pause.try_seconds:
+            return True
+        signs = await self._signs.look(self._part, now)
+        return signs != pause.signs
+
+    async def _pause(self, error: OffloadError) -> float:
         self._stand_by()
+        kind, now = type(error).__name__, self.env.monotonic()
         # Said once for each kind of error: a paused stream is tried again and again, and the offsets in the
         # text change.
-        if type(error) is not self._paused_by:
+        if self._pause_of is None or self._pause_of.kind != kind:
             self.emit(StreamPaused(stream=self.stream, error=error))
         self._fail(error)
-        self.state, self._paused_by = FollowState.PAUSED, type(error)
-        self._mark = None
-        return PAUSE_SECONDS
+        self._pause_of = StreamPause(
+            kind=kind, committed_offset=self._committed_offset, try_seconds=now + TRY_SECONDS
+        )
+        self.state, self._mark = FollowState.PAUSED, None
+        self._pause_of.signs = await self._signs.look(self._part, now, afresh=True)
+        return SIGNS_SECONDS
 
     def _fail(self, error: OffloadError) -> None:
         if self._error is None:
             self._failed_ms = self.env.now_ms()
         self._error = error
 
-    def _resume(self) -> None:
-        if self._paused_by is not None:
+    def _note_success(self) -> None:
+        """Note that a look has ended without an error. A paused stream resumes if it shows that it can."""
+        if self._pause_of is not None:
+            if not self._is_mended(self._pause_of):
+                # It may wait for its turn to lead, or for more data. The looks come as if it were not paused.
+                self._pause_of.try_seconds = self.env.monotonic()
+                return
             self.emit(StreamResumed(stream=self.stream))
-        self._error, self._paused_by, self._failures = None, None, 0
+        self._error, self._pause_of, self._failures = None, None, 0
         self.state = FollowState.STANDBY if self._copier.writer is None else FollowState.LEADING
+
+    def _is_mended(self, pause: StreamPause) -> bool:
+        """Return True if data was committed since the stream paused, or none waits for that."""
+        if self._copier.writer is not None or not self._arrivals:
+            return True
+        committed = self._committed_offset
+        if pause.committed_offset is None or committed is None:
+            pause.committed_offset = committed
+            return False
+        return committed > pause.committed_offset  # by another process
 
     def _fresh_copier(self) -> StreamCopier:
         return StreamCopier(part=self._part, offloader=self.offloader, env=self.env, emit=self.emit)

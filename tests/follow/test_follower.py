@@ -10,16 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
-from growing_source import BODY_SIZE_BYTES, Clock, GrowingStream
+from growing_source import BODY_SIZE_BYTES, Clock, GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader, StreamReader, delete_stream
+from offload import sync as sync_all
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
 from offload.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
-from offload.streams.follower import PAUSE_SECONDS, Follower
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
+from offload.streams.follower import Follower
+from offload.streams.pauses import SIGNS_SECONDS, TIER_SIGNS_SECONDS, LookAtPlace, look_nowhere
+from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
 
 LAG: Final = 10.0
 FRAGMENT_SIZE_BYTES: Final = 50 * BODY_SIZE_BYTES
@@ -43,7 +46,12 @@ class World:
         options = TierOptions(fragment_size_bytes=FRAGMENT_SIZE_BYTES)
         return ObjectStoreOffloader(self.store, options=options, env=self.clock.env())
 
-    def follower(self, rules: FollowRules = RULES, source: GrowingStream | None = None) -> Follower:
+    def follower(
+        self,
+        rules: FollowRules = RULES,
+        source: GrowingStream | None = None,
+        place: LookAtPlace = look_nowhere,
+    ) -> Follower:
         """Return a follower in a process of its own."""
         return Follower(
             source=source or self.source,
@@ -51,6 +59,7 @@ class World:
             rules=rules,
             env=self.clock.env(),
             emit=self.events.append,
+            place=place,
         )
 
     async def run(self, *followers: Follower, seconds: float) -> None:
@@ -80,6 +89,12 @@ class World:
         ]
         assert offsets == list(range(self.source.next_offset))
 
+    async def go_on_in_a_new_part(self) -> None:
+        """Do what somebody does by hand, who reads that there is a gap."""
+        source = GrowingSource([self.source])
+        [report] = [each async for each in sync_all(source, self.tier(), new_part=True, env=self.clock.env())]
+        assert report.error is None
+
     def of(self, kind: type[Event]) -> list[Any]:
         """Return the events of a kind."""
         return [event for event in self.events if isinstance(event, kind)]
@@ -89,6 +104,21 @@ class World:
         found = Counter(call.operation for call in self.store.calls)
         self.store.calls.clear()
         return found
+
+
+async def full(operation: str, key: str) -> None:
+    """Refuse fragments, as a disk that has room for small objects only."""
+    if operation == "put":
+        raise NoSpace("the file system is full")
+
+
+async def with_room(operation: str, key: str) -> None:
+    """Refuse nothing."""
+
+
+def is_of_a_commit(event: Event) -> bool:
+    """Return True for the events of the writer, which say nothing about who leads."""
+    return not isinstance(event, StreamPaused | StreamResumed | TookOver)
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -310,6 +340,139 @@ class TestErrors:
             assert len(world.of(StreamResumed)) == 1
             assert follower.state is FollowState.LEADING
             await world.assert_whole()
+
+        run(scenario)
+
+    def test_a_disk_that_stays_full_pauses_the_stream_once_and_nothing_says_between_the_tries_that_it_goes_on(
+        self,
+    ) -> None:
+        """Roots are small and still fit, so each try claims the stream, and then fails."""
+
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.store.before = full
+            world.source.append()
+            await world.run(follower, seconds=2 * LAG)
+            assert follower.state is FollowState.PAUSED
+            states = set()
+            for _ in range(100):
+                await world.run(follower, seconds=LAG)
+                states.add((follower.state, type(follower.status.error), follower.status.is_stopped))
+
+            assert states == {(FollowState.PAUSED, NoSpace, True)}
+            assert [type(event) for event in world.events if not is_of_a_commit(event)] == [
+                TookOver,
+                StreamPaused,
+            ]
+
+        run(scenario)
+
+    def test_a_process_that_cannot_copy_wakes_no_other_one_that_is_paused_by_the_same_cause(self) -> None:
+        """Each try leaves roots on the tier. The other process must not take them for a sign."""
+
+        async def scenario(world: World) -> None:
+            one, two = world.follower(), world.follower()
+            world.store.before = full
+            world.source.append()
+            await world.run(one, two, seconds=10 * 60)
+            before = (await world.tier().load_manifest("orders")).epoch
+            await world.run(one, two, seconds=60 * 60)
+            claims = (await world.tier().load_manifest("orders")).epoch - before
+
+            assert 12 <= claims <= 24  # each tries every five minutes, and a try claims once
+            assert len(world.of(StreamPaused)) == 2
+
+        run(scenario)
+
+    def test_a_paused_stream_goes_on_as_soon_as_its_place_looks_different(self) -> None:
+        async def scenario(world: World) -> None:
+            room = {"free": 0}
+
+            async def look(stream: str) -> int:
+                return room["free"]
+
+            follower = world.follower(place=look)
+            world.store.before = full
+            world.source.append()
+            await world.run(follower, seconds=60)
+            assert follower.state is FollowState.PAUSED
+            world.store.before, room["free"] = with_room, 1
+            await world.run(follower, seconds=SIGNS_SECONDS + RULES.look_seconds)
+
+            assert await world.committed() == 10
+            assert follower.state is FollowState.LEADING
+            assert len(world.of(StreamResumed)) == 1
+
+        run(scenario)
+
+    @pytest.mark.parametrize("cause", ["the source can be read", "a new part", "the tier can be read"])
+    def test_a_paused_stream_goes_on_within_a_look_at_what_was_mended(self, cause: str) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.append()
+            if cause == "the source can be read":
+                world.source.error = Denied("no right to read")
+            elif cause == "a new part":
+                world.source.roll()
+                world.source.append()
+                world.source.drop_first_ledger()
+            else:
+                world.store.rules = [Rule(Fault.DENY, "list"), Rule(Fault.DENY, "put")]
+            await world.run(follower, seconds=3 * LAG)
+            assert follower.state is FollowState.PAUSED
+            world.source.error, world.store.rules = None, []
+            if cause == "a new part":
+                await world.go_on_in_a_new_part()
+            await world.run(follower, seconds=TIER_SIGNS_SECONDS + SIGNS_SECONDS + LAG)
+
+            assert follower.status.lag_records == 0
+            assert follower.status.error is None
+
+        run(scenario)
+
+    def test_a_stream_that_a_person_pauses_sends_no_request_and_leaves_the_lead_to_another_process(
+        self,
+    ) -> None:
+        async def scenario(world: World) -> None:
+            one, two = world.follower(), world.follower()
+            world.source.append()
+            await world.run(one, two, seconds=LAG)
+            held = one if one.state is FollowState.LEADING else two
+            other = two if held is one else one
+            held.hold()
+            await held.step()
+            world.requests()
+            world.source.append()
+            await world.run(held, seconds=3600)
+            assert world.requests() == {}
+            assert (held.state, held.status.waits) == (FollowState.PAUSED, Wait.RESUME)
+            assert not held.status.is_stopped
+            await world.run(other, seconds=2 * LAG)
+            assert await world.committed() == 20
+            assert world.of(StreamPaused) == []
+
+            held.let_go()
+            await other.release()
+            world.source.append()
+            await world.run(held, seconds=2 * LAG)
+            assert await world.committed() == 30
+
+        run(scenario)
+
+    def test_a_retry_that_somebody_asks_for_comes_at_once(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.store.before = full
+            world.source.append()
+            await world.run(follower, seconds=60)
+            world.store.before = with_room
+            follower.retry()
+            while await follower.step() == 0.0:
+                pass
+
+            assert await world.committed() == 10
 
         run(scenario)
 

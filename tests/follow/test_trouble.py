@@ -17,7 +17,8 @@ from offload.errors import Corrupt, Denied, Diverged, NoSpace, NoSuchKey, Offloa
 from offload.model.manifest import Manifest
 from offload.store.faults import MUTATIONS, Fault, Rule
 from offload.streams.follow_rules import FollowState, Wait
-from offload.streams.follower import PAUSE_SECONDS, Follower
+from offload.streams.follower import Follower
+from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
 
 
 class TestASourceThatIsCut:
