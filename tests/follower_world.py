@@ -32,6 +32,8 @@ LEADING = FollowStatus(
     alarm_seconds=15.0,
     waits=Wait.COPY,
     waits_since_ms=9000,
+    gaps=1,
+    lost_records=120,
 )
 """The status of a follower that leads, and lags."""
 

@@ -16,6 +16,7 @@ HELP: Final = {
     "status": "Show how far TIER is behind SOURCE, and answer what an incident asks. Changes nothing.",
     "ls": "List the streams of TIER.",
     "inspect": "Show the totals, the root, the fragments and the running attempts of STREAM.",
+    "gaps": "List the records that the source deleted before TIER had them. Reads no data.",
     "read": "Print the messages of STREAM. "
     "Tracking records are never printed, and --limit does not count them.",
     "export": "Write STREAM to FOLDER as files of Parquet or Arrow. A later run adds only what is new.",

@@ -6,7 +6,9 @@ JSON document always has all of it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final
 from uuid import UUID
@@ -19,14 +21,18 @@ from rich.tree import Tree
 
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
+from offload.cli.kit.gaps import gap_as_json, gaps_text
 from offload.cli.kit.output import counted, one_line, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import StreamView
+from offload.errors import OffloadError
 from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
+from offload.model.gaps import StreamGap
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running
 from offload.model.position import iso_of
 from offload.model.totals import codec_name, ratio_of, stored_totals, totals
 from offload.native.own import native_or_none
+from offload.streams.gaps import gaps_of
 
 WIDTH: Final = 100_000
 """Wider than any line, so that rich cuts nothing. A terminal wraps long lines by itself."""
@@ -43,7 +49,7 @@ def inspect(
     """Show the totals, the root, the fragments and the running attempts of STREAM."""
     state: CommandContext = context.obj
 
-    async def main() -> tuple[StreamView, _Encryption, str | None]:
+    async def main() -> tuple[StreamView, _Encryption, str | None, list[StreamGap] | None]:
         async with state.opened_to_read(tier, option) as catalogue:
             view = await catalogue.view(stream)
             fragments = _fragments_of(view.committed) if verbose else ()
@@ -54,13 +60,20 @@ def inspect(
                 of=await keys_of_fragments(catalogue, view.committed, entries),
             )
             native = native_or_none(catalogue)
-            return view, encryption, None if native is None else str(native.default_compression)
+            default = None if native is None else str(native.default_compression)
+            gaps: list[StreamGap] | None = None
+            with suppress(OffloadError):  # damage of another part must not hide this one
+                gaps = await gaps_of(catalogue, stream)
+            return view, encryption, default, gaps
 
-    view, encryption, default = run_async(main)
+    view, encryption, default, gaps = run_async(main)
     if json:
-        print_json(document(view, encryption) | {"default_compression": default}, indent=2)
+        listed = None if gaps is None else [gap_as_json(gap) for gap in gaps]
+        more = {"default_compression": default, "gaps": listed}
+        print_json(document(view, encryption) | more, indent=2)
     else:
         shown = _tree(view, encryption, default, verbose=verbose)
+        _add_gaps(shown, shlex.join(["offload", "gaps", tier, stream]), gaps)
         Console(width=WIDTH, highlight=False, emoji=False).print(shown)
 
 
@@ -197,6 +210,13 @@ def _tree(view: StreamView, encryption: _Encryption, default: str | None, *, ver
     fragments = tree.add(f"fragments: {committed.fragments}, ledgers: {committed.ledgers}")
     _add_fragments(fragments, view, encryption)
     return tree
+
+
+def _add_gaps(tree: Tree, command: str, gaps: list[StreamGap] | None) -> None:
+    """Add the gaps between the parts of the stream, and the command that lists them."""
+    if gaps is None or gaps:
+        text = "gaps: not known" if gaps is None else gaps_text(gaps)
+        tree.add(escape(one_line(f"{text}: {command}")))
 
 
 def _add_fragments(fragments: Tree, view: StreamView, encryption: _Encryption) -> None:

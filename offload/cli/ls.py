@@ -14,6 +14,7 @@ from offload.cli.kit.output import print_error, print_json, print_table, ratio_t
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.model.gaps import PartEnds, gaps_between, lost_records
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
@@ -27,7 +28,9 @@ HEADS: Final = (
 ENCRYPTED: Final = "encrypted"
 """A column that is shown if any stream is encrypted."""
 PARTS: Final = "parts"
-"""The last column. It is shown if any stream has several parts."""
+"""A column that is shown if any stream has several parts."""
+GAPS: Final = "gaps"
+"""The last column. It is shown if any stream has a gap between two parts."""
 
 
 def ls(
@@ -84,7 +87,20 @@ async def _look(catalogue: Catalogue, parts: list[StreamPart]) -> list[dict[str,
     if len(found) < 2:
         return [document for _, document in found]
     documents = [{**document, "part": part.number} for part, document in found]
-    return [_joined(parts[0].first, documents)]
+    ends = {part.number: _ends(document) for part, document in found}
+    gaps = gaps_between([(part, ends.get(part.number)) for part in parts])
+    return [
+        {
+            **_joined(parts[0].first, documents),
+            "gaps": len(gaps),
+            "lost_records": lost_records(gaps),
+            "parts": documents,
+        }
+    ]
+
+
+def _ends(document: dict[str, Any]) -> PartEnds:
+    return PartEnds(document["first_offset"], document["next_offset"], document["fragments"])
 
 
 async def _look_at(catalogue: Catalogue, stream: str) -> dict[str, Any]:
@@ -121,7 +137,6 @@ def _joined(stream: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         "codecs": [*dict.fromkeys(codec for part in parts for codec in part["codecs"])],
         "newest": max((part["newest"] for part in parts if part["newest"] is not None), default=None),
         "encrypted": any(part["encrypted"] for part in parts),
-        "parts": parts,
     }
 
 
@@ -133,8 +148,9 @@ def _printed(row: dict[str, Any]) -> dict[str, Any]:
 
 def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:
     has_parts = any("parts" in row for row in rows)
+    has_gaps = any(row.get("gaps") for row in rows)
     has_encrypted = has_parts or any(row["encrypted"] for row in rows)
-    heads = (*HEADS, *[ENCRYPTED] * has_encrypted, *[PARTS] * has_parts)
+    heads = (*HEADS, *[ENCRYPTED] * has_encrypted, *[PARTS] * has_parts, *[GAPS] * has_gaps)
     lines = []
     for row in rows:
         lines.append(_line(row, len(row.get("parts", [row]))))
@@ -158,4 +174,5 @@ def _line(row: dict[str, Any], parts: object) -> tuple[object, ...]:
         "-" if row["newest"] is None else iso_of(row["newest"]),
         "yes" if row["encrypted"] else "no",
         parts,
+        row.get("gaps", "-" if "part" in row else 0),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -10,6 +11,7 @@ import typer
 
 from offload.cli.kit.arguments import Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.gaps import gaps_text
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_table, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.run import ConfigOrSource, OnTier, configuration_of
@@ -128,6 +130,9 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     for each in seen.streams:
         if each.begins_part:
             print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
+        if each.gaps:
+            command = shlex.join(["offload", "gaps", config.tier, each.stream])
+            print(one_line(f"{each.stream}: {gaps_text(each.gaps)}: {command}"))
     print(cost_text(cost_of(config, seen.streams)))
     for said in answers:
         print(one_line(f"{said.question} {said.answer}"))

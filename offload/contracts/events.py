@@ -28,6 +28,7 @@ __all__ = [
     "LocalLedgerDeleted",
     "ManifestCommitted",
     "PartBegun",
+    "RecordsLost",
     "Skipped",
     "StreamPaused",
     "StreamResumed",
@@ -157,6 +158,21 @@ class PartBegun(Event):
     first_offset: int
     ended_offset: int
     """The end of the part before. The records from here to `first_offset` are lost, if that is higher."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsLost(Event):
+    """The records [from_offset, to_offset) of a stream are gone from the source, and not on the tier.
+
+    No record is in two events of one process, unless the source had it again in between. A process that
+    starts again at a gap, before the stream has gone on, reports the gap again.
+    """
+
+    stream: str
+    from_offset: int
+    to_offset: int
+    records: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

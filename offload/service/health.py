@@ -45,6 +45,10 @@ class Health:
         found = (status for each in self.dispatchers for status in each.statuses)
         return sorted(found, key=lambda status: status.stream)
 
+    def lost_tails(self) -> dict[str, int]:
+        """Return how many of their last records streams lack that were deleted before these were copied."""
+        return {name: lost for each in self.dispatchers for name, lost in sorted(each.lost_tails.items())}
+
     def problems(self) -> list[str]:
         """Return a line for each reason to call the process not ready. Names cannot break a line."""
         found = [*self.lost_sources(), *(line for status in self.statuses() for line in _problem(status))]
@@ -82,6 +86,7 @@ class Health:
             "problems": problems,
             "notes": self.notes(),
             "streams": [status_as_json(status) for status in self.statuses()],
+            "lost_tails": self.lost_tails(),
             "brokers": [broker_as_json(each) for each in self.asked],
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
         }
@@ -106,6 +111,8 @@ def status_as_json(status: FollowStatus) -> dict[str, Any]:
         "committed_offset": status.committed_offset,
         "waits": status.waits.value,
         "waits_since": iso_of(status.waits_since_ms) if status.waits_since_ms else None,
+        "gaps": status.gaps,
+        "lost_records": status.lost_records,
         "error": None if status.error is None else str(status.error),
     }
 

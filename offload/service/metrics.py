@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -66,7 +66,8 @@ class ServiceMetrics:
     """The registry of one process.
 
     `statuses` returns the statuses of its followers, and `lost_sources` a line for each source that
-    cannot be listed. `stores` has the counts of requests to stores.
+    cannot be listed. `lost_tails` returns how many records deleted streams lack. `stores` has the counts of
+    requests to stores.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ServiceMetrics:
         asked: Sequence[VouchedSource] = (),
         disks: Sequence[DiskWatch] = (),
         lost_sources: Callable[[], Sequence[str]] = tuple,
+        lost_tails: Callable[[], Mapping[str, int]] = dict,
         streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
@@ -93,6 +95,7 @@ class ServiceMetrics:
         ).set_function(lambda: len(lost_sources()))
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
+        self.registry.register(_Losses(statuses, lost_tails, streams_max))
         self.registry.register(_Stores(stores or StoreMetrics()))
         if asked:
             self.registry.register(_Brokers(asked))
@@ -182,6 +185,53 @@ class _Streams(Collector):
         for outcome, count in Tally(map(outcome_of, errors)).items():
             waiting.add_metric([outcome], count)
         yield waiting
+
+
+class _Losses(Collector):
+    """The gaps of streams, computed when they are asked for."""
+
+    def __init__(
+        self,
+        statuses: Callable[[], Sequence[FollowStatus]],
+        lost_tails: Callable[[], Mapping[str, int]],
+        streams_max: int,
+    ) -> None:
+        self._statuses, self._lost_tails, self._streams_max = statuses, lost_tails, streams_max
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the numbers of this moment. A stream whose gaps are not known yet has none."""
+        # The tier has them, so a restart does not count them twice, and the counter needs no events.
+        lost = CounterMetricFamily(
+            "offload_lost_records",
+            "Records that the source deleted before they were copied.",
+            labels=["stream"],
+        )
+        gaps = GaugeMetricFamily(
+            "offload_gaps",
+            "Places at which records of the stream are missing on the tier.",
+            labels=["stream"],
+        )
+        found: dict[str, tuple[int, int]] = {}
+
+        def add(stream: str, missing: int, records: int) -> None:
+            name = label_of(stream)
+            name = name if name in found or len(found) < self._streams_max else OTHERS
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + missing, before[1] + records
+
+        for each in self._statuses():
+            if each.gaps is not None and each.lost_records is not None:
+                add(each.stream, each.gaps, each.lost_records)
+        for stream, records in self._lost_tails().items():
+            add(stream, 1, records)
+        for name, (missing, records) in found.items():
+            gaps.add_metric([name], missing)
+            lost.add_metric([name], records)
+        yield from (lost, gaps)
 
 
 class _Stores(Collector):

@@ -16,6 +16,7 @@ from typing import Any, Final
 from offload.contracts.source import Snapshot, SourceStream
 from offload.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted
 from offload.formats.sealing import KEY_SIZE_BYTES
+from offload.model.gaps import StreamGap, lost_records
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
@@ -23,6 +24,7 @@ from offload.native.key_objects import try_master_key
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig
 from offload.session import Session
+from offload.streams.gaps import gaps_of
 from offload.streams.parts import FINAL, check_part, newest_part
 
 __all__ = ["Growth", "StreamPreview", "preview_stream", "try_keys"]
@@ -69,6 +71,9 @@ class StreamPreview:
     lag_seconds: float = 0.0
     """The age of the oldest record that the tier lacks, as `Snapshot.oldest_ms` has it."""
 
+    gaps: tuple[StreamGap, ...] = ()
+    """The gaps between the parts of the stream on the tier."""
+
     stored_size_bytes: int = 0
     data_size_bytes: int = 0
     growth: Growth = Growth()
@@ -94,6 +99,7 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
         later = None if manifest is None else await newest_part(opened.tier, part)
         if later is not None:
             part, manifest = later, await _newest(opened, stream.name, later)
+            seen = replace(seen, gaps=tuple(await gaps_of(opened.tier, stream.name)))
         if manifest is not None:
             seen = replace(
                 seen,
@@ -190,6 +196,8 @@ def as_json(seen: StreamPreview) -> dict[str, Any]:
         "glob": seen.glob,
         "part": seen.part,
         "begins_part": seen.begins_part,
+        "gaps": len(seen.gaps) if seen.is_known else None,
+        "lost_records": lost_records(seen.gaps) if seen.is_known else None,
         "source_next_offset": seen.source_next_offset,
         "committed_offset": seen.committed_offset,
         **(numbers if seen.is_known else dict.fromkeys(numbers)),

@@ -81,6 +81,7 @@ class Seeing:
             asked=health.asked,
             disks=disks,
             lost_sources=health.lost_sources,
+            lost_tails=health.lost_tails,
         )
         self.listeners.append(metrics.emit)
         _log.info("answering on %s", address_of(listener))

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from offload.contracts.events import Event
+from offload.contracts.events import Event, RecordsLost
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source, SourceStream
 from offload.env import Env
@@ -88,6 +88,12 @@ class Dispatcher:
     error: OffloadError | None = None
     """The error of the last look for streams."""
 
+    lost_tails: dict[str, int] = field(default_factory=dict)
+    """For each stream that was deleted from the source, the number of its last records that were seen there
+    and are not on the tier. Nothing but this process and its log knows them."""
+
+    _deleted: set[str] = field(default_factory=set)
+    """The streams that were deleted from the source and whose followers are about to end."""
     _followers: dict[str, _Followed] = field(default_factory=dict)
     """The followers by stream."""
 
@@ -143,11 +149,13 @@ class Dispatcher:
             self._note(None)
         for name, followed in self._followers.items():
             if name not in found and not followed.ending.is_set():
-                lacking = followed.follower.status.lag_records
-                lost = f"; its last {lacking} records that were seen are not on the tier" if lacking else ""
-                _log.warning("stream %r is not in the source any more: it is not followed%s", name, lost)
+                _log.warning("stream %r is not in the source any more: it is not followed", name)
+                # If nothing can be listed, the folder was moved or unmounted, and the stream is still in it.
+                if self.error is None:
+                    self._deleted.add(name)
                 followed.end()
         for name, stream in found.items():
+            self.lost_tails.pop(name, None)
             if name not in self._followers and (plan := self.plan_of(name)) is not None:
                 followed = self._followers[name] = self._begun(stream, *plan)
                 tasks.create_task(self._follow(followed, turns))
@@ -191,10 +199,28 @@ class Dispatcher:
                 if not each.done():
                     each.set_result(None)
             await self._sleep(seconds, followed.waking)
+        if follower.source.name in self._deleted:
+            self._deleted.remove(follower.source.name)
+            await self._note_lost_tail(follower)
         # Another process may then take over at once. Without it, that one waits.
         with suppress(OffloadError):
             await follower.release()
         del self._followers[follower.source.name]
+
+    async def _note_lost_tail(self, follower: Follower) -> None:
+        """Report the records of a deleted stream that were seen and are not on the tier."""
+        tail = await follower.lost_tail()
+        if tail:
+            self.lost_tails[follower.source.name] = len(tail)
+            self.emit(
+                RecordsLost(
+                    stream=follower.stream,
+                    from_offset=tail.start,
+                    to_offset=tail.stop,
+                    records=len(tail),
+                    cause="the stream was deleted before they were copied; nobody saw what came later",
+                )
+            )
 
     async def _sleep(self, seconds: float, ending: asyncio.Event) -> None:
         """Sleep, or return as soon as the event is set."""

@@ -126,6 +126,10 @@ class FollowStatus:
     """When they began to, in milliseconds since 1970."""
     part: int = 1
     """The part of the stream that is followed. The offsets that are committed are of this part."""
+    gaps: int | None = None
+    """The number of gaps before what is followed (`offload.model.gaps`). None if it is not known yet."""
+    lost_records: int | None = None
+    """The number of records in them that are lost for certain. None if it is not known yet."""
 
     @property
     def is_behind(self) -> bool:

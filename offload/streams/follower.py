@@ -44,6 +44,7 @@ from offload.errors import (
     Conflict,
     Corrupt,
     Diverged,
+    Divergence,
     Fenced,
     Misuse,
     NotOffloaded,
@@ -58,6 +59,7 @@ from offload.streams.arrivals import Arrivals, vouched_end
 from offload.streams.copier import StreamCopier
 from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
+from offload.streams.gaps import Losses
 from offload.streams.parts import begin_part, newest_part
 from offload.streams.pauses import SIGNS_SECONDS, TRY_SECONDS, LookAtPlace, Signs, StreamPause, look_nowhere
 from offload.tracing import span
@@ -135,9 +137,11 @@ class Follower:
     """When a person paused the stream. None if nobody has."""
     _is_wanted: bool = False
     """True if somebody asked for a look at once."""
+    _losses: Losses = field(init=False)
 
     def __post_init__(self) -> None:
         self.stream = self.stream or self.source.name
+        self._losses = Losses(stream=self.stream, emit=self.emit)
         self._part = StreamPart(self.stream)
         self._copier = self._fresh_copier()
         self._signs = Signs(source=self.source, offloader=self.offloader, place=self.place)
@@ -146,7 +150,7 @@ class Follower:
     def status(self) -> FollowStatus:
         """The status that the last look has shown."""
         now, committed, oldest = self.env.monotonic(), self._committed_offset, self._arrivals.oldest
-        start, end = self._source_first_offset if committed is None else committed, self._source_next_offset
+        lacking = self.lacking
         waits, since_ms = self._waits
         if self._error is not None:
             waits, since_ms = Wait.RETRY, self._failed_ms
@@ -158,17 +162,29 @@ class Follower:
             stream=self.stream,
             state=self.state,
             error=self._error,
-            source_next_offset=end,
+            source_next_offset=self._source_next_offset,
             committed_offset=committed,
             dispatched_offset=committed if self._dispatched_offset is None else self._dispatched_offset,
-            lag_records=None if end is None or start is None else max(end - start, 0),
+            lag_records=None if lacking is None else len(lacking),
             alarm_seconds=self.rules.alarm_seconds,
             part=self._part.number,
             lag_seconds=self._lag_seconds,
             waited_seconds=0.0 if oldest is None else now - oldest.since_seconds,
             waits=waits,
             waits_since_ms=since_ms,
+            gaps=self._losses.gaps,
+            lost_records=self._losses.records,
         )
+
+    @property
+    def lacking(self) -> range | None:
+        """The offsets that the source had at the last look, and that are not committed. None before it."""
+        first, end = self._source_first_offset, self._source_next_offset
+        if first is None or end is None:
+            return None
+        # The source may begin behind the tier's end. What it has deleted does not wait for a copy.
+        start = max(first, self._committed_offset or 0)
+        return range(start, max(start, end))
 
     @property
     def _lag_seconds(self) -> float | None:
@@ -234,6 +250,17 @@ class Follower:
             if self._pause_of is not None:
                 self.state = FollowState.PAUSED
             self.retry()
+
+    async def lost_tail(self) -> range:
+        """Return the offsets that the last look saw, and that are not on the tier, of a stream that is gone.
+
+        Looks at the tier once more, because another process may have copied them. If it does not answer, what
+        was known of it before counts.
+        """
+        with suppress(OffloadError):
+            if (manifest := await self._newest()) is not None:
+                self._committed_offset = manifest.next_offset
+        return self.lacking or range(0)
 
     async def release(self) -> None:
         """Stop leading: drop what is announced ahead, so that another process may take over at once.
@@ -338,6 +365,7 @@ class Follower:
             return False
         try:
             await self._copier.compare(snapshot, known_to_be_new=self._copier.manifest is None)
+            self._losses.go_on()
             until, is_all = await self._due(snapshot)
             self._dispatched_offset = until
             with span("follow", stream=self.stream, until=until):
@@ -353,6 +381,7 @@ class Follower:
         finally:
             self._dispatched_offset = None
         self._note_copied(snapshot)
+        await self._losses.look(self.offloader, self._part)
         return not is_all
 
     def _note_copied(self, snapshot: Snapshot) -> None:
@@ -369,6 +398,8 @@ class Follower:
         later, manifest = await newest_part(self.offloader, self._part), self._copier.manifest
         if later is None:
             if not self.rules.new_part or manifest is None:
+                if manifest is not None and stopped.kind is Divergence.GAP:
+                    self._losses.stop_at(manifest.next_offset, snapshot.first_offset)
                 raise stopped
             later = await begin_part(
                 self.offloader,
@@ -428,6 +459,12 @@ class Follower:
 
     async def _newest(self) -> Manifest | None:
         """Return the newest manifest of the newest part. None if it has none yet."""
+        manifest = await self._find_newest()
+        if manifest is not None:
+            await self._losses.look(self.offloader, self._part)
+        return manifest
+
+    async def _find_newest(self) -> Manifest | None:
         manifest = await self._newest_of_part()
         # A part with a writer at work is the newest, because nobody has closed it. To close it changes its
         # root, so one look is enough for each version.
@@ -447,7 +484,7 @@ class Follower:
             if self._part.number > 1:
                 # Such a part is over, and the stream is not: it goes on from the parts that are left.
                 self._enter(StreamPart(self.stream))
-                return await self._newest()
+                return await self._find_newest()
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
             raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
         except NotOffloaded:

@@ -130,7 +130,7 @@ class TestInspect:
         document = ran.document
         assert (ran.code, ran.stderr) == (0, "")
         names = ["stream", "totals", "root", "groups", "fragments", "attempts", "keys", "default_compression"]
-        assert list(document) == names
+        assert list(document) == [*names, "gaps"]
         assert document["stream"] == stream
         assert set(document["totals"]) == STREAM_TOTALS | STORED
         assert document["totals"] | expected_totals(stream) == document["totals"]

@@ -19,11 +19,11 @@ RECORDS = [(number, first + k) for number, (first, count) in enumerate(PARTS, st
 """The part and the offset of every record, in the order of reading."""
 
 
-async def write(url: str, numbers: Sequence[int] = (1, 2, 3)) -> None:
-    """Write `orders` with these parts, one fragment for each record, and a stream without parts."""
+async def write(url: str, numbers: Sequence[int] = (1, 2, 3), *, name: str = "orders") -> None:
+    """Write a stream with these parts, one fragment for each record, and a stream without parts."""
     async with open_tier(url) as tier:
         for number in numbers:
-            part, (first, count) = StreamPart("orders", number), PARTS[number - 1]
+            part, (first, count) = StreamPart(name, number), PARTS[number - 1]
             if number > 1:
                 await tier.begin_part(part, before=None)
             writer = await StreamWriter.claim(tier, part.name, first_offset=first)
@@ -32,6 +32,8 @@ async def write(url: str, numbers: Sequence[int] = (1, 2, 3)) -> None:
                 at_ms = 1000 * (10 * number + offset)
                 chunk = build_chunk([body], offset=offset, timestamp_ms=at_ms, epoch=1)
                 await writer.offload([MemoryHandle([chunk], ledger_id=offset)])
+        if name != "orders":
+            return
         writer = await StreamWriter.claim(tier, "plain")
         await writer.offload([MemoryHandle([build_chunk([b"x"], offset=0, timestamp_ms=5, epoch=1)])])
 
@@ -52,15 +54,15 @@ class TestLs:
     def test_it_prints_one_row_with_the_totals_of_all_parts(self, tier: Path) -> None:
         head, orders, plain = (line.split("\t") for line in offload("ls", tier).lines)
 
-        assert head[-1] == "parts"
+        assert head[-2:] == ["parts", "gaps"]
         assert orders[:4] == ["orders", "13", "0", "14"]
-        assert orders[-1] == "3"
-        assert (plain[0], plain[-1]) == ("plain", "1")
+        assert orders[-2:] == ["3", "2"]
+        assert (plain[0], *plain[-2:]) == ("plain", "1", "0")
 
     def test_verbose_prints_the_parts_below_their_stream(self, tier: Path) -> None:
         rows = [line.split("\t") for line in offload("ls", tier, "--verbose").lines[1:]]
 
-        assert [(row[0], row[1], row[-1]) for row in rows] == [
+        assert [(row[0], row[1], row[-2]) for row in rows] == [
             ("orders", "13", "3"),
             ("orders", "6", "part 1"),
             ("orders-part-2", "3", "part 2"),
@@ -73,6 +75,7 @@ class TestLs:
 
         assert "parts" not in plain
         assert [part["part"] for part in orders["parts"]] == [1, 2, 3]
+        assert (orders["gaps"], orders["lost_records"]) == (2, 3)
         for key in ("messages", "records", "bytes", "stored_bytes", "fragments"):
             assert orders[key] == sum(part[key] for part in orders["parts"])
         assert orders["newest"] == orders["parts"][-1]["newest"] == "1970-01-01T00:00:43.000Z"
@@ -85,6 +88,53 @@ class TestLs:
         assert ran.code == 1
         assert [line.split("\t")[0] for line in ran.lines[1:]] == ["orders", "orders-part-3", "plain"]
         assert "orders-part-2/stream.anchor" in ran.error
+
+
+GAPS = [
+    {"stream": "orders", "part": 2, "from_offset": 6, "to_offset": 9, "records": 3, "kind": "lost"},
+    {
+        "stream": "orders",
+        "part": 3,
+        "from_offset": 12,
+        "to_offset": 10,
+        "records": None,
+        "kind": "other-history",
+    },
+]
+
+
+class TestGaps:
+    def test_they_are_listed_with_the_number_of_lost_records(self, tier: Path) -> None:
+        ran = offload("gaps", tier)
+
+        assert ran.code == 1, "records are lost"
+        assert [line.split("\t") for line in ran.lines[1:-1]] == [
+            ["orders", "2", "6", "9", "3"],
+            ["orders", "3", "12", "10", "not known"],
+        ]
+        assert ran.lines[-1] == "2 gaps, 3 records lost, and others of which it is not known"
+        assert offload("gaps", tier, "orders", "--json").objects == GAPS
+
+    def test_a_stream_without_a_gap_has_exit_code_0(self, tier: Path) -> None:
+        ran = offload("gaps", tier, "plain")
+
+        assert (ran.code, ran.lines) == (0, ["no gap"])
+
+    def test_a_damaged_part_hides_no_gap_of_another_stream(self, tier: Path) -> None:
+        asyncio.run(write(str(tier), name="other"))
+        (tier / "orders-part-2" / "stream.anchor").unlink()
+
+        ran = offload("gaps", tier, "--json")
+
+        assert ran.code == 1
+        assert [row["stream"] for row in ran.objects] == ["other", "other"]
+        assert "orders-part-2/stream.anchor" in ran.error
+
+    def test_inspect_shows_them_and_the_command_that_lists_them(self, tier: Path) -> None:
+        assert offload("inspect", tier, "orders", "--json").document["gaps"] == GAPS
+        assert f"2 gaps, 3 records lost, and others of which it is not known: offload gaps {tier} orders" in (
+            offload("inspect", tier, "orders").text
+        )
 
 
 class TestRead:

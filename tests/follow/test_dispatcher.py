@@ -15,9 +15,11 @@ import pytest
 from growing_source import GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader, SourceStream
+from offload.contracts.events import Event, RecordsLost
 from offload.contracts.store import Body
 from offload.env import Env
 from offload.errors import Denied, NotOffloaded, OffloadError, TryAgain
+from offload.service.metrics import ServiceMetrics
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules
@@ -126,8 +128,11 @@ async def forgotten(source: GrowingSource, following: Dispatcher) -> None:
     await until(is_idle)
 
 
-def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pytest.LogCaptureFixture) -> None:
-    """Its data is gone with it, and nothing else would ever tell."""
+def test_records_of_a_deleted_stream_that_were_never_copied_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are gone with the stream, and nothing else would ever tell."""
+    events: list[Event] = []
 
     async def scenario() -> None:
         source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
@@ -136,7 +141,9 @@ def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pyte
             stream.append()
         patient = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=500.0)
         hasty = ObjectStoreOffloader(store), RULES
-        following = dispatcher(source, store, plan_of=lambda name: patient if name == "seen" else hasty)
+        following = dispatcher(
+            source, store, plan_of=lambda name: patient if name == "seen" else hasty, emit=events.append
+        )
         running = asyncio.create_task(following.run(stopping))
 
         async def copied() -> bool:
@@ -144,23 +151,58 @@ def test_the_log_says_how_much_of_a_deleted_stream_was_never_copied(caplog: pyte
             return lags == {"copied": 0, "seen": 10}
 
         await until(copied)
+        held = source.held
         await forgotten(source, following)
+        assert following.lost_tails == {"seen": 10}
+        metrics = ServiceMetrics(lambda: following.statuses, lost_tails=lambda: following.lost_tails)
+        assert b'offload_lost_records_total{stream="seen"} 10.0' in metrics.text()
+
+        source.held = held
+
+        async def is_back() -> bool:
+            return not following.lost_tails
+
+        await until(is_back)
         stopping.set()
         await running
 
     asyncio.run(scenario())
 
     gone = "stream {!r} is not in the source any more: it is not followed"
-    assert [line.getMessage() for line in caplog.records] == [
-        gone.format("copied"),
-        gone.format("seen") + "; its last 10 records that were seen are not on the tier",
-    ]
+    assert [line.getMessage() for line in caplog.records] == [gone.format("copied"), gone.format("seen")]
+    [lost] = [event for event in events if isinstance(event, RecordsLost)]
+    assert (lost.stream, lost.from_offset, lost.to_offset, lost.records) == ("seen", 0, 10, 10)
+
+
+def test_streams_of_a_folder_that_is_gone_are_not_lost() -> None:
+    """An unmounted folder still has them."""
+
+    async def scenario() -> None:
+        source, store, stopping = UnlistedSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name="orders")]
+        source.held[0].append()
+        patient = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=500.0)
+        following = dispatcher(source, store, plan_of=lambda name: patient)
+        running = asyncio.create_task(following.run(stopping))
+
+        async def is_seen() -> bool:
+            return [status.lag_records for status in following.statuses] == [10]
+
+        await until(is_seen)
+        source.error = NotOffloaded("the folder is gone")
+        await forgotten(source, following)
+        stopping.set()
+        await running
+
+        assert following.lost_tails == {}
+
+    asyncio.run(scenario())
 
 
 class UnlistedSource(GrowingSource):
     """A source whose streams cannot be listed while it has an `error`."""
 
-    error: TryAgain | None = None
+    error: OffloadError | None = None
 
     async def streams(self) -> Sequence[SourceStream]:
         """Return the streams, or raise the error."""

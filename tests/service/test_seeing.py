@@ -44,6 +44,7 @@ class Fixed:
 
     error: Denied | None = None
     source: Source = GrowingSource()
+    lost_tails: dict[str, int] = {}
 
     def __init__(self, *statuses: FollowStatus) -> None:
         self.statuses = list(statuses)
@@ -108,9 +109,12 @@ class TestRoutes:
             "committed_offset": 4,
             "waits": "copy",
             "waits_since": "1970-01-01T00:00:09.000Z",
+            "gaps": 1,
+            "lost_records": 120,
             "error": None,
         }
         assert 'offload_lag_records{stream="orders"} 6.0' in metrics[1]
+        assert 'offload_lost_records_total{stream="orders"} 120.0' in metrics[1]
         assert absent[0] == 404
 
     @pytest.mark.parametrize(

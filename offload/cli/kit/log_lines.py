@@ -28,6 +28,7 @@ LEVELS: Final = {
     "Skipped": logging.WARNING,
     "Waiting": logging.WARNING,
     "DamageFound": logging.ERROR,
+    "RecordsLost": logging.ERROR,
     "StreamPaused": logging.ERROR,
 }
 """The levels of events. All others are of level warning if they have an error, and info otherwise."""
