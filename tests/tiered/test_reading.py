@@ -25,6 +25,7 @@ from offload import (
     delete_stream,
     sync,
 )
+from offload.contracts.events import Event, Skipped
 from offload.model.manifest import Manifest
 from offload.model.position import PartOffset, Position
 from offload.store.faults import Fault, Rule
@@ -548,6 +549,23 @@ class TestHistories:
 
         run(scenario)
 
+    def test_leader_epochs_never_fall_behind_a_hole_of_one_side(self) -> None:
+        async def scenario(world: World) -> None:
+            world.disk.epoch = 2
+            await filled(world, segments=1, on_tier=0)
+            await world.open()
+            await world.read(1000)
+            world.disk.epoch = 1
+            await filled(world, on_tier=0)
+            world.disk.retain()
+            world.disk.retain()
+            await world.read(1000)
+            assert (world.place, world.skipped) == (20, [(10, 20)])
+            assert isinstance(world.error, Diverged)
+            assert "has leader epoch 1, but the chunk that was read before has 2" in str(world.error)
+
+        run(scenario)
+
     def test_a_source_that_was_cut_is_believed_less(self) -> None:
         """What a new leader wrote in the place of records that had been held back long enough waits again."""
 
@@ -585,15 +603,36 @@ class TestHistories:
 
         run(scenario)
 
+    def test_a_cut_below_what_was_delivered_is_no_loss_if_the_tier_has_it_to_its_end(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world)
+            await world.open()
+            await world.read(1000)
+            await world.copy()
+            world.disk.cut(25)
+            world.disk.epoch = 1
+            assert world.reader is not None
+            await world.reader.refresh()
+            await world.read(1)
+            assert (world.place, world.error) == (30, None)
+            world.disk.append(5)
+            world.disk.append(5)
+            await world.read(1)
+            assert (world.place, world.error) == (35, None)
+
+        run(scenario)
+
+    @pytest.mark.parametrize("committed", [None, 25])
     def test_a_source_that_ends_before_the_tier_with_another_history_is_left_alone_until_it_has_grown(
-        self,
+        self, committed: int | None
     ) -> None:
-        """It may be a replica that has not cut its tail yet."""
+        """It may be a replica that has not cut its tail yet, whatever its broker vouches for."""
 
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
             world.disk.cut(20)
             world.disk.append(5)
+            world.disk.committed_offset = committed
             await world.open()
             await world.read(1000)
             assert counts(world) == (0, 30)
@@ -641,8 +680,14 @@ class TestParts:
 
         run(scenario)
 
-    def test_a_part_is_compared_with_what_was_delivered_although_the_disk_goes_on_behind_it(self) -> None:
-        """The disk has another history, of which it has deleted what could be compared. The part has it."""
+    @pytest.mark.parametrize("end", [40, 50])
+    def test_a_part_is_compared_with_what_was_delivered_although_the_disk_goes_on_behind_it(
+        self, end: int
+    ) -> None:
+        """The disk has another history, of which it has deleted what could be compared. The part has it.
+
+        What was delivered ends at offset 40.
+        """
 
         async def scenario(world: World) -> None:
             await filled(world, segments=4, on_tier=1)
@@ -655,7 +700,8 @@ class TestParts:
             for records in (5, 10, 5):
                 world.disk.append(records)
                 world.disk.roll()
-            await self.sync(world)
+                if world.disk.next_offset == end:
+                    await self.sync(world)
             for _ in range(2):
                 world.disk.retain()
             assert world.disk.first_offset == 40
@@ -679,6 +725,44 @@ class TestParts:
             assert world.skipped == [(10, 20)]
 
         run(scenario, priority)
+
+    @BOTH
+    def test_a_forked_part_is_read_from_its_beginning_and_the_step_back_is_reported(
+        self, priority: ReadPriority
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            await self.fork(world)
+            events = list[Event]()
+            reader = await TieredReader.open(
+                world.disk, world.tier, priority=priority, env=world.env, emit=events.append
+            )
+            read = [
+                (batch.part, batch.offset + k)
+                async for batch in reader.messages(PartOffset(1, 0))
+                for k in range(len(batch.bodies))
+            ]
+            assert read == [(part, offset) for part in (1, 2) for offset in range(30)]
+            assert events == [Skipped(stream=STREAM, from_offset=30, to_offset=0, part=2)]
+
+        run(scenario, priority)
+
+    def test_a_source_is_compared_with_a_later_part_of_the_same_end_by_its_own_last_chunk(self) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+            assert await reader.place_of(AtEdge.NEXT) == PartOffset(1, 30)
+            await self.fork(world)
+            await reader.refresh()
+            assert await reader.place_of(AtEdge.NEXT) == PartOffset(2, 30)
+
+        run(scenario)
+
+    async def fork(self, world: World) -> None:
+        """Let a new leader rewrite the last chunk of a disk of 30 records. The stream goes on in part 2."""
+        world.disk.cut(25)
+        world.disk.append(5)
+        await self.sync(world)
 
     @staticmethod
     async def sync(world: World) -> None:
