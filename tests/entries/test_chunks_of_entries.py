@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from offload.contracts.entries import EntryRun
 from offload.formats.entries import encode_entries, encode_run
 from offload.model.chunk_table import ChunkTable
 from offload.store.memory import MemoryStore
-from offload.streams.entry_chunks import CHUNK_DATA_SIZE_BYTES, CHUNK_ENTRIES_MAX, Cuts
+from offload.streams.entry_chunks import CHUNK_DATA_SIZE_BYTES, CHUNK_ENTRIES_MAX, Cuts, EntryHandle
 
 sizes_of_entries = st.lists(
     st.one_of(
@@ -157,6 +158,21 @@ def test_a_ledger_that_grows_is_not_measured_again() -> None:
         return store.listed[0].reads
 
     assert asyncio.run(tables()) == [(50, 50)]
+
+
+def test_an_older_snapshot_has_its_own_entries_although_a_newer_one_was_measured() -> None:
+    """Two snapshots that are taken at once share what was measured."""
+    store = EntryStore()
+    store.begin(3, *[b"x"] * 60)
+
+    async def records() -> list[int]:
+        async with await store.stream_of_this_process.snapshot() as snapshot:
+            (newer,) = snapshot.ledgers
+            assert isinstance(newer, EntryHandle)
+            older = replace(newer, stop=50)
+            return [int((await each.table())["records"].sum()) for each in (newer, older)]
+
+    assert asyncio.run(records()) == [60, 50]
 
 
 @pytest.mark.parametrize("size_bytes", [65 * 2**20])
