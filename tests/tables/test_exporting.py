@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from offload_conformance import ledger_of, ledgers
 from tables.tier_in_memory import Row, World, rows_of, world
 
-from offload import Blocking, PartOffset, exporting
+from offload import Blocking, PartOffset, StreamPart, exporting
 from offload import open as open_tables
 from offload.errors import Misuse, NotOffloaded
 from offload.exporting import ExportFormat, export_stream
@@ -220,6 +220,19 @@ def test_offsets_between_parts_are_holes_of_the_run_that_passes_them(made: World
     assert export_stream(made.tables["orders"], tmp_path).holes == ((2, 5),)
     assert export_stream(made.tables["orders"], tmp_path).holes == ()
     assert [offset for _, offset, *_ in exported(tmp_path)] == [0, 1, 5]
+
+
+def test_an_export_goes_on_behind_the_last_file_of_a_forked_part(made: World, tmp_path: Path) -> None:
+    """The part has lower offsets than the one before it."""
+    made.blocking.append("orders", [b"one", b"two", b"three"])
+    made.begin_part(2, [ledger_of(1)])
+    export_stream(made.tables["orders"], tmp_path)
+    made.write(StreamPart("orders", 2).name, [ledger_of(1, first_offset=1)])
+
+    later = export_stream(made.tables["orders"], tmp_path)
+
+    assert (later.rows, later.place) == (1, PartOffset(2, 2))
+    assert exported(tmp_path) == made.expected()
 
 
 @pytest.mark.parametrize("below", [".", "orders", "orders/data", "new/folder", "link"])
