@@ -24,7 +24,7 @@ from stream_broker import StreamBroker, running
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter, delete_stream
 from offload import sync as sync_all
 from offload.contracts.events import Event
-from offload.errors import Conflict, Diverged, Divergence, TryAgain
+from offload.errors import Conflict, Diverged, Divergence, NotOffloaded, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge
@@ -216,6 +216,25 @@ def test_a_sync_completes_a_part_that_a_killed_restore_recorded(requests: int) -
 
         assert (report.part.number, report.error) == (2, None)
         assert await world.read() == [*world.old, *world.new]
+
+    run(scenario)
+
+
+def test_a_repeated_restore_begins_a_part_that_a_killed_one_recorded() -> None:
+    """Others find it begun, and need no header of a chunk."""
+
+    async def scenario(world: World) -> None:
+        tier, requests = world.tier(), count()
+        while not await tier.parts(STREAM):
+            with suppress(Killed):
+                await world.restore(dies_after=next(requests))
+        with pytest.raises(NotOffloaded):
+            await tier.load_manifest("orders-part-2")
+
+        part = await world.restore()
+
+        manifest = await tier.load_manifest(part.name)
+        assert (part.number, manifest.next_offset) == (2, world.broker.next_offset)
 
     run(scenario)
 

@@ -7,7 +7,7 @@ The broker is an imitation on the loopback interface (`stream_broker`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -31,11 +31,12 @@ from stream_broker import (
 )
 
 from offload import ObjectStoreOffloader, OffloadError
+from offload.contracts.target import TargetMessages
 from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
 from offload.model.chunk_table import ChunkType
-from offload.streams.read_back import Comparison, OffsetMap
+from offload.streams.read_back import Comparison, OffsetMap, OffsetRun
 from offload.streams.restore import Restored, origin_of, publish
 from offload.streams.salvage import Archive
 from offload.upkeep.retention import Retention, trim
@@ -164,6 +165,35 @@ def test_a_restore_reports_that_the_target_lost_messages_that_it_had_confirmed()
     run(scenario)
 
 
+def test_a_message_of_a_killed_run_that_arrives_during_the_comparison_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes behind the last message that was compared. The broker drops its repetition."""
+    chunks, messages = odd_chunks(["plain", "batch", "plain"])
+    found = StreamTarget.messages
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(chunks)
+        broker.dies_after = 4
+        with pytest.raises(TryAgain):
+            await restore(archive, broker)
+        broker.dies_after = None
+
+        async def and_then_one_arrives(target: StreamTarget) -> AsyncGenerator[TargetMessages, None]:
+            async for each in found(target):
+                yield each
+            if len(broker.bodies) == 4:
+                offset, body = messages[4]
+                broker.publish(publisher_name(origin_of(archive, 0)), [(offset + 1, body)])
+
+        monkeypatch.setattr(StreamTarget, "messages", and_then_one_arrives)
+        await restore(archive, broker)
+
+        assert broker.bodies == [body for _, body in messages]
+
+    run(scenario)
+
+
 def test_two_restores_at_once_publish_every_message_once() -> None:
     chunks, messages = odd_chunks(["plain", "batch", "tracking"] * 20)
 
@@ -269,6 +299,15 @@ def test_the_map_leads_from_every_old_offset_to_the_same_message() -> None:
         run(scenario)
 
     prove()
+
+
+def test_an_offset_between_two_runs_leads_to_the_last_message_before_it() -> None:
+    """The archive has records of the broker there, which are no messages."""
+    found = OffsetMap()
+    found.add(OffsetRun(2, 0, 3))
+    found.add(OffsetRun(7, 3, 1))
+
+    assert [found.new_of(old) for old in range(10)] == [None, None, 0, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_the_map_has_the_last_offset_that_each_consumer_stored() -> None:
