@@ -38,6 +38,7 @@ from offload.streams.restore import publish
 from offload.streams.salvage import Archive
 from offload.streams.sync import StreamReport
 from offload.upkeep.parts import link_copy
+from offload.upkeep.retention import Retention, trim
 
 KINDS = ["plain", "batch", "tracking", "plain", "batch"]
 
@@ -421,6 +422,21 @@ def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() 
             world.broker = first
             with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
                 await world.restore()  # a sync of this target would be refused
+
+    run(scenario)
+
+
+def test_a_part_that_lost_its_data_to_retention_is_not_taken_for_one_that_was_not_used() -> None:
+    async def scenario(world: World) -> None:
+        part = await world.restore()
+        world.publish(3)
+        await world.sync()
+        end = (await world.tier().load_manifest(part.name)).next_offset
+        await trim(world.tier(), part.name, Retention(before_offset=end))
+        world.broker = StreamBroker(chunk_messages=3)
+        async with running(world.broker):
+            with pytest.raises(Diverged, match="'orders-part-2': restore that part"):
+                await world.restore()
 
     run(scenario)
 
