@@ -26,7 +26,6 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -38,7 +37,7 @@ from offload.local.segment_writer import sync_folder
 from offload.model.position import PartOffset
 from offload.outside import Unreadable, json_outside, read_outside
 from offload.tables import ArrowStream, RowPosition
-from offload.urls import FILE_SCHEME, scheme_of
+from offload.urls import folder_named
 
 __all__ = ["ExportFormat", "ExportedRows", "export_stream"]
 
@@ -193,9 +192,9 @@ def _holes(place: PartOffset, spans: dict[int, tuple[int, int]]) -> tuple[tuple[
 
 def _refuse_tier(folder: Path, url: str) -> None:
     """Raise `Misuse` for a folder of the tier itself, in which a sweep or a reader would meet the files."""
-    if scheme_of(url) != FILE_SCHEME:
+    tier = folder_named(url)
+    if tier is None:
         return
-    tier = Path(unquote(url.removeprefix(f"{FILE_SCHEME}://")))
     with explained("look at", folder):
         if folder.resolve().is_relative_to(tier.resolve()):
             raise Misuse(f"{folder} lies within the tier {url}: take a folder outside of it")

@@ -8,11 +8,13 @@ with two slashes and without a colon. Each is far more often a mistyped URL than
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from offload.errors import Misuse
 
-__all__ = ["FILE_SCHEME", "names_secret", "refuse_login", "scheme_of"]
+__all__ = ["FILE_SCHEME", "folder_named", "names_secret", "refuse_login", "scheme_of"]
 
 
 FILE_SCHEME: Final = "file"
@@ -60,6 +62,14 @@ def scheme_of(url: str) -> str | None:
             f"{word.lower()}://{rest}; a folder of that name is ./{word}:…"
         )
     return str(word.lower())
+
+
+def folder_named(url: str) -> Path | None:
+    """Return the folder that `url` names, as written; None if it names no folder. Raises as `scheme_of`."""
+    scheme = scheme_of(url)
+    if scheme is None:
+        return Path(url)
+    return Path(unquote(url[len(f"{FILE_SCHEME}://") :])) if scheme == FILE_SCHEME else None
 
 
 def with_lower_scheme(url: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import random
 import subprocess
 import sys
@@ -187,3 +188,15 @@ def expected_totals(stream: str) -> dict[str, object]:
 
 
 SOURCE: Final = f"rabbitmq://{DATA}"
+
+
+def on_a_terminal(typed: str, *arguments: object) -> Ran:
+    """Run a command on a terminal at which a user types this line."""
+    ours, theirs = pty.openpty()
+    try:
+        process = start(*arguments, stdin=theirs)
+        os.write(ours, f"{typed}\n".encode())
+        return finish(process)
+    finally:
+        os.close(ours)
+        os.close(theirs)

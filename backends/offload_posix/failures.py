@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, TryAgain
+from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, StoreDenied, TryAgain
 
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR})
 """For a read: there is no regular file under the key. There is nothing, a folder, a link, or the key leads
@@ -24,7 +24,7 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
     errno.EDQUOT: (NoSpace, "the quota is used up: make room or raise it"),
     errno.EACCES: (Denied, "grant access to it"),
     errno.EPERM: (Denied, "grant access to it"),
-    errno.EROFS: (Denied, "the file system is mounted read-only: remount it for writing"),
+    errno.EROFS: (StoreDenied, "the file system is mounted read-only: remount it for writing"),
     # Rename and link work within one file system only, and the staging folder is on the root's.
     errno.EXDEV: (Denied, "another file system is mounted inside the store: take it out"),
     # The name or the object can never be stored here.

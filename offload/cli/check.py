@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import unquote
 
 import typer
 
@@ -17,7 +15,7 @@ from offload.errors import NotOffloaded
 from offload.session import GivenOptions, backend_of
 from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict, check_master_key
 from offload.upkeep.check import check as check_store
-from offload.urls import FILE_SCHEME, scheme_of
+from offload.urls import folder_named
 
 CheckedKey = Annotated[
     str | None,
@@ -126,13 +124,9 @@ async def _checked_key(state: CommandContext, label: str, *, json: bool) -> Chec
     return finding
 
 
-def _folder_of(url: str) -> Path:
-    return Path(unquote(url.removeprefix("file://")))
-
-
 def _refuse_file(url: str) -> None:
     """Raise `NotOffloaded` if the place is a file: each trial would fail in a way of its own."""
-    if scheme_of(url) == FILE_SCHEME and _folder_of(url).is_file():
+    if (folder := folder_named(url)) is not None and folder.is_file():
         raise NotOffloaded(f"{url} is a file, and a tier is a folder: name another place")
 
 
@@ -142,10 +136,10 @@ def _no_new_folders(url: str) -> Iterator[None]:
 
     Stores other than folders have none. A folder that is not empty stays: somebody uses it meanwhile.
     """
-    if scheme_of(url) != FILE_SCHEME:
+    root = folder_named(url)
+    if root is None:
         yield
         return
-    root = _folder_of(url)
     made = [each for each in (root / ".staging", root, *root.parents) if not each.exists()]
     try:
         yield

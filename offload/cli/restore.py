@@ -54,7 +54,10 @@ Begins = Annotated[
     ),
 ]
 Until = Annotated[
-    int, typer.Option(metavar="OFFSET", min=0, max=OFFSET_MAX, help="Restore only what is below this offset.")
+    int,
+    typer.Option(
+        metavar="OFFSET", min=0, show_default="the end", help="Restore only what is below this offset."
+    ),
 ]
 PerSecond = Annotated[
     float | None,

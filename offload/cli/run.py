@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -154,12 +155,14 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
             raise Usage(str(error)) from error
         state.is_quiet = True  # the log has the notes of waiting
         begin_log()
-        _log.info("follow %s on %s", opened.source.url, config.tier)
+        _log.info(
+            "ledger-offload %s follows %s on %s", version("ledger-offload"), opened.source.url, config.tier
+        )
         for note in await start_notes(opened):
             _log.warning("%s", note)
         dispatcher = opened.dispatcher(seeing.emit)
         upkeep = opened.upkeep(dispatcher, seeing.emit)
-        beside = seeing.companions([dispatcher], upkeep, state.session, listener, os.environ)
+        beside = seeing.companions([dispatcher], upkeep, state.session, listener, os.environ, config.tier)
         await serve(dispatcher, upkeep.run, *beside)
 
     try:

@@ -168,6 +168,8 @@ def _metadata() -> dict[str, str]:
 
 def _tell_notes(source: Source, reports: list[StreamReport], *, has_keys: bool, encrypt: bool) -> None:
     print_notes(source.notes)
+    if reports and all(report.manifest is None and report.error is None for report in reports):
+        print_note("no stream has messages yet, so nothing was written; run it again when there are some")
     _tell_clear(reports, has_keys=has_keys, encrypt=encrypt)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,6 +13,7 @@ from offload.cli.kit.output import counted, one_line, print_json, size_text
 from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.commit.guest import TrimmedTotals
+from offload.errors import OffloadError
 from offload.model.manifest import CommittedStream
 from offload.model.totals import joined_totals, totals
 from offload.upkeep.parts import trim_parts
@@ -39,6 +41,9 @@ Before = Annotated[
         "--before", metavar="OFFSET", min=0, help="Delete fragments that end at or below this offset."
     ),
 ]
+TrimYes = Annotated[
+    bool, typer.Option("--yes", help="Skip the question, which is asked on a terminal alone.")
+]
 TrimDryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted. Change nothing.")]
 
 
@@ -49,6 +54,7 @@ def trim(
     max_age: MaxAge = None,
     max_bytes: MaxBytes = None,
     before: Before = None,
+    yes: TrimYes = False,
     dry_run: TrimDryRun = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -63,6 +69,8 @@ def trim(
 
     async def main() -> list[TrimReport]:
         async with state.tier(tier, option) as offloader:
+            if sys.stdin.isatty() and not (yes or dry_run or json):
+                _ask(stream, await trim_parts(offloader, stream, retention, dry_run=True))
             return await trim_parts(offloader, stream, retention, dry_run=dry_run)
 
     reports = run_async(main)
@@ -71,6 +79,18 @@ def trim(
     else:
         for report in reports:
             _show(report, dry_run=dry_run)
+
+
+def _ask(stream: str, planned: list[TrimReport]) -> None:
+    """Show what would be dropped, and ask a person. Raises `OffloadError` unless they answer yes."""
+    if all(report.trim is None for report in planned):
+        return
+    for report in planned:
+        _show(report, dry_run=True)
+    sys.stderr.write("This cannot be undone. Drop it? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise OffloadError(f"nothing was dropped of stream {stream!r}")
 
 
 def _retention(max_age: str | None, max_bytes: str | None, before: int | None) -> Retention:

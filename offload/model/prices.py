@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 __all__ = ["GIB", "PRICES", "Price"]
 
@@ -21,7 +22,10 @@ class Price:
     """The prices of one provider in US dollars. Deletes are free with all three."""
 
     schemes: tuple[str, ...]
-    """The schemes of the URLs of its stores. Other servers that speak its protocol have them, too."""
+    """The schemes of the URLs of its stores."""
+
+    hosts: tuple[str, ...]
+    """The domains of its own endpoints. A server elsewhere has prices of its own."""
 
     provider: str
     region: str
@@ -42,14 +46,23 @@ class Price:
         ) / 1000 + gib_months * self.storage_per_gib_month
 
 
-def price_of(scheme: str | None) -> Price | None:
-    """Return the prices of the stores of this scheme, or None if there are none: a folder costs nothing."""
-    return next((price for price in PRICES if scheme in price.schemes), None)
+def price_of(scheme: str | None, endpoint: str | None = None) -> Price | None:
+    """Return the prices of the stores of this scheme, or None if there are none: a folder costs nothing.
+
+    `endpoint` is the URL of the server, if it is named. Prices of a server that is not the provider's own are
+    not known.
+    """
+    found = next((price for price in PRICES if scheme in price.schemes), None)
+    if found is None or endpoint is None:
+        return found
+    host = f".{urlsplit(endpoint).hostname or ''}"
+    return found if any(host.endswith(f".{domain}") for domain in found.hosts) else None
 
 
 PRICES: Final = (
     Price(
         schemes=("s3",),
+        hosts=("amazonaws.com", "amazonaws.com.cn"),
         provider="AWS S3 Standard",
         region="us-east-1",
         write_per_1000=0.005,
@@ -64,6 +77,7 @@ PRICES: Final = (
     ),
     Price(
         schemes=("gs", "gcs"),
+        hosts=("googleapis.com",),
         provider="Google Cloud Storage Standard",
         region="us-central1",
         write_per_1000=0.005,
@@ -76,6 +90,7 @@ PRICES: Final = (
     ),
     Price(
         schemes=("az", "abfs", "abfss"),
+        hosts=("windows.net", "azure.net", "chinacloudapi.cn"),
         provider="Azure Blob Storage hot, LRS",
         region="a sample",
         write_per_1000=0.0055,

@@ -47,8 +47,9 @@ ROOT_LIFE_SWEEPS: Final = 1.5
 """How long an old root is stored, in intervals of the sweep: half of one until it is noted, and one more."""
 
 OWN_PRICES: Final = Price(
-    schemes=(), provider="the configuration", region="", write_per_1000=0, list_per_1000=0, read_per_1000=0,
-    storage_per_gib_month=0, list_keys_max=1000, known="", source="[prices]; a price that it leaves out is 0",
+    schemes=(), hosts=(), provider="the configuration", region="", write_per_1000=0, list_per_1000=0,
+    read_per_1000=0, storage_per_gib_month=0, list_keys_max=1000, known="",
+    source="[prices]; a price that it leaves out is 0",
 )  # fmt: skip
 
 
@@ -154,7 +155,8 @@ def cost_of(config: RunConfig, streams: Iterable[StreamPreview]) -> MonthlyCost 
 
 def _price(config: RunConfig) -> Price | None:
     """Return the prices of the configuration, and for what it leaves out those of the list."""
-    listed = price_of(scheme_of(config.tier))
+    endpoint = config.options.get("endpoint_url")
+    listed = price_of(scheme_of(config.tier), None if endpoint is None else str(endpoint))
     own = {name: value for name, value in config.prices.model_dump().items() if value is not None}
     if not own:
         return listed

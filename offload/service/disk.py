@@ -1,6 +1,6 @@
-"""The free space of the disk on which the broker writes its streams.
+"""The free space of the disk on which the broker writes its streams, and of that of a tier in a folder.
 
-A broker that has no space left stops its publishers, so this is worth an alert of its own.
+A broker that has no space left stops its publishers, and a full tier takes no copies: each is worth an alert.
 
 Invariant: the file system is asked in a thread and not by a scrape, so that a disk which does not answer
 delays neither the routes nor the followers.
@@ -12,7 +12,7 @@ import asyncio
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from offload.env import Env
 
@@ -27,6 +27,7 @@ class DiskWatch:
     """Measures the disk of a folder, again and again."""
 
     folder: Path
+    of: Literal["source", "tier"] = "source"
     env: Env = field(default_factory=Env)
     free_size_bytes: int | None = None
     """The space that users other than root may still fill. None if the disk does not say."""

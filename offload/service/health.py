@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final
 
 from offload.model.position import iso_of
@@ -81,6 +82,7 @@ class Health:
         """Return everything for `/status`."""
         problems = self.problems()
         return {
+            "version": version("ledger-offload"),
             "ready": not problems,
             "summary": self.summary(),
             "problems": problems,

@@ -1,5 +1,6 @@
 """The routes of a process that follows streams.
 
+    /           the names of the routes
     /metrics    for Prometheus
     /livez      200 as long as the event loop answers: otherwise restart the process
     /readyz     200, or 503 with a line for each reason: a stream that is late or paused. Errors that are
@@ -69,7 +70,10 @@ def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
     async def scrape(request: Request) -> Response:
         return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
 
-    handlers = {"/livez": livez, "/readyz": readyz, "/status": status, "/metrics": scrape}
+    async def index(request: Request) -> Response:
+        return PlainTextResponse("".join(f"{path}\n" for path in handlers))
+
+    handlers = {"/": index, "/livez": livez, "/readyz": readyz, "/status": status, "/metrics": scrape}
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -93,6 +94,9 @@ class ServiceMetrics:
         Gauge(
             "offload_lost_sources", "Sources whose streams cannot be listed.", registry=self.registry
         ).set_function(lambda: len(lost_sources()))
+        Info("offload_build", "The release that runs.", registry=self.registry).info(
+            {"version": version("ledger-offload")}
+        )
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
         self.registry.register(_Losses(statuses, lost_tails, streams_max))
@@ -316,7 +320,7 @@ class _Brokers(Collector):
 
 
 class _Disks(Collector):
-    """The gauges of the sources' disks, as they were measured last."""
+    """The gauges of the disks of sources and of a tier, as they were measured last."""
 
     def __init__(self, disks: Sequence[DiskWatch]) -> None:
         self._disks = disks
@@ -327,19 +331,18 @@ class _Disks(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of the last look."""
-        free = GaugeMetricFamily(
-            "offload_source_disk_free_bytes",
-            "Space on the source's disk that the broker may still fill.",
-            labels=["folder"],
-        )
-        size = GaugeMetricFamily(
-            "offload_source_disk_size_bytes", "Size of the source's disk.", labels=["folder"]
-        )
-        for disk in self._disks:
-            if disk.free_size_bytes is not None and disk.size_bytes is not None:
-                free.add_metric([label_of(str(disk.folder))], disk.free_size_bytes)
-                size.add_metric([label_of(str(disk.folder))], disk.size_bytes)
-        yield from (free, size)
+        for of in sorted({disk.of for disk in self._disks}):
+            free = GaugeMetricFamily(
+                f"offload_{of}_disk_free_bytes", f"Space on the {of}'s disk that is free.", labels=["folder"]
+            )
+            size = GaugeMetricFamily(
+                f"offload_{of}_disk_size_bytes", f"Size of the {of}'s disk.", labels=["folder"]
+            )
+            for disk in self._disks:
+                if disk.of == of and disk.free_size_bytes is not None and disk.size_bytes is not None:
+                    free.add_metric([label_of(str(disk.folder))], disk.free_size_bytes)
+                    size.add_metric([label_of(str(disk.folder))], disk.size_bytes)
+            yield from (free, size)
 
 
 def _rows(statuses: Sequence[FollowStatus], streams_max: int) -> dict[str, list[FollowStatus]]:

@@ -23,6 +23,7 @@ from offload.service.process import Companion
 from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
+from offload.urls import folder_named
 
 __all__ = ["Seeing", "listener_of"]
 
@@ -63,8 +64,12 @@ class Seeing:
         session: Session,
         listener: socket.socket | None,
         environ: Mapping[str, str],
+        tier: str,
     ) -> list[Companion]:
-        """Return what to run beside the followers. `environ` names the service manager, if there is one."""
+        """Return what to run beside the followers. `environ` names the service manager, if there is one.
+
+        `tier` is a URL: the disk of a folder is measured.
+        """
         health = Health(dispatchers=dispatchers, upkeep=upkeep)
         notifier = notifier_of(environ, health, session.env)
         told: list[Companion] = [] if notifier is None else [notifier.run]
@@ -75,6 +80,8 @@ class Seeing:
 
         folders = [each.source.folder for each in dispatchers]
         disks = [DiskWatch(folder=each, env=session.env) for each in folders if each is not None]
+        if (of_tier := folder_named(tier)) is not None:
+            disks.append(DiskWatch(folder=of_tier, of="tier", env=session.env))
         metrics = ServiceMetrics(
             health.statuses,
             stores=session.metrics,

@@ -16,8 +16,8 @@ from offload.errors import Misuse
 PLAIN_SCHEME: Final = "rabbitmq-stream"
 TLS_SCHEME: Final = "rabbitmq-stream+tls"
 PORTS: Final = {PLAIN_SCHEME: 5552, TLS_SCHEME: 5551}
-USER: Final = "OFFLOAD_RABBITMQ_USER"
-PASSWORD: Final = "OFFLOAD_RABBITMQ_PASSWORD"  # noqa: S105 - the name of a variable
+USER: Final = "OFFLOAD_BROKER_USER"
+PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
 GUEST: Final = "guest"
 """The user and the password of a new broker, which it accepts from its own machine only."""
 

@@ -4,8 +4,6 @@ again.
 
 from __future__ import annotations
 
-import os
-import pty
 import random
 import shutil
 import signal
@@ -18,12 +16,12 @@ from campaign import few
 from command_line import (
     SEED,
     STREAM_TOTALS,
-    Ran,
     calls_of,
     contents,
     finish,
     keys,
     offload,
+    on_a_terminal,
     read,
     start,
     start_dying,
@@ -46,18 +44,6 @@ def source(tmp_path: Path) -> Path:
 def tier(tmp_path: Path, source: Path) -> Path:
     sync(source, tmp_path / "tier")
     return tmp_path / "tier"
-
-
-def on_a_terminal(typed: str, *arguments: object) -> Ran:
-    """Run a command on a terminal at which a user types this line."""
-    ours, theirs = pty.openpty()
-    try:
-        process = start(*arguments, stdin=theirs)
-        os.write(ours, f"{typed}\n".encode())
-        return finish(process)
-    finally:
-        os.close(ours)
-        os.close(theirs)
 
 
 def test_the_stream_is_gone_and_its_objects_are_left_to_the_sweep(tier: Path) -> None:

@@ -268,7 +268,9 @@ class TestEmptySources:
         (tmp_path / "orders" / f"{0:020}.index").write_bytes(b"OSII\0\0\0\1")
 
         [report] = sync(tmp_path / "orders", tmp_path / "tier").objects
+        told = offload("sync", f"rabbitmq://{tmp_path / 'orders'}", tmp_path / "tier")
 
+        assert told.stderr.startswith("note: no stream has messages yet, so nothing was written")
         assert report == dict.fromkeys(STREAM_TOTALS | {"uploaded_bytes"}, 0) | {
             "stream": "orders",
             "part": 1,

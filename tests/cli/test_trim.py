@@ -19,6 +19,7 @@ from command_line import (
     finish,
     keys,
     offload,
+    on_a_terminal,
     read,
     start,
     start_dying,
@@ -167,6 +168,22 @@ class TestOutput:
         assert ran.lines[0] == "orders: nothing to drop"
         assert ran.code == 0
         assert contents(tier) == before
+
+    def test_a_person_who_does_not_say_yes_keeps_everything(self, tier: Path) -> None:
+        before = contents(tier)
+
+        ran = on_a_terminal("", "trim", tier, "orders", "--before", 10)
+
+        assert (ran.code, contents(tier)) == (1, before)
+        assert ran.lines[0].startswith("orders: would drop 3 fragments, ")
+        assert ran.stderr.endswith("offload: nothing was dropped of stream 'orders'\n")
+
+    def test_a_person_says_yes_once_or_beforehand(self, tier: Path) -> None:
+        answered = on_a_terminal("y", "trim", tier, "orders", "--before", 10)
+        beforehand = on_a_terminal("n", "trim", tier, "orders", "--before", 36, "--yes")
+
+        assert "orders: dropped 3 fragments, " in answered.text
+        assert beforehand.lines[-1] == "orders: nothing stays; offset 36 is the next"
 
     def test_trim_can_empty_a_stream(self, tier: Path) -> None:
         ran = offload("trim", tier, "orders", "--before", 36)

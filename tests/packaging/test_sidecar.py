@@ -70,7 +70,10 @@ def queries() -> list[str]:
 
 def labels_by_series() -> dict[str, set[str]]:
     """Return the names that `/metrics` can show, each with its labels."""
-    disk = DiskWatch(folder=Path("/data"), free_size_bytes=1, size_bytes=2)
+    disks = [
+        DiskWatch(folder=Path("/data"), free_size_bytes=1, size_bytes=2),
+        DiskWatch(folder=Path("/tier"), of="tier", free_size_bytes=1, size_bytes=2),
+    ]
 
     class Asked:
         """Stands in for a source whose broker is asked."""
@@ -82,7 +85,7 @@ def labels_by_series() -> dict[str, set[str]]:
     metrics = ServiceMetrics(
         lambda: [LEADING, replace(LEADING, stream="b", error=TryAgain("no answer"))],
         asked=[Asked()],  # type: ignore[list-item]
-        disks=[disk],
+        disks=disks,
         stores=stores,
     )
     metrics.emit(DamageFound(damage=Absent("an object", "orders")))

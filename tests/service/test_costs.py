@@ -181,5 +181,20 @@ def test_prices_of_the_configuration_replace_list_prices(
     assert cost.requests == pytest.approx(2 * requests * MONTH_SECONDS / 2 / 1000)
 
 
-def test_a_folder_has_no_price() -> None:
-    assert cost_of(config_of("/tier"), []) is None
+@pytest.mark.parametrize(
+    ("tier", "endpoint"),
+    [("/tier", None), ("s3://b/t", "http://127.0.0.1:9000"), ("s3://b/t", "https://amazonaws.com.example")],
+)
+def test_a_folder_and_a_server_of_ones_own_have_no_price(tier: str, endpoint: str | None) -> None:
+    options = {} if endpoint is None else {"endpoint_url": endpoint}
+
+    assert cost_of(config_of(tier, options=options), []) is None
+
+
+def test_an_endpoint_of_the_provider_itself_has_its_list_prices() -> None:
+    regional = {"endpoint_url": "https://s3.eu-central-1.amazonaws.com"}
+
+    cost = cost_of(config_of("s3://b/t", options=regional), [])
+
+    assert cost is not None
+    assert cost.price.provider == "AWS S3 Standard"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from follower_world import LEADING
@@ -91,12 +92,16 @@ def answers(seen: Health, *paths: str) -> list[tuple[int, str]]:
 
 class TestRoutes:
     def test_every_route_answers(self) -> None:
-        live, ready, status, metrics, absent = answers(
-            health(LEADING), "/livez", "/readyz", "/status", "/metrics", "/else"
+        index, live, ready, status, metrics, absent = answers(
+            health(LEADING), "/", "/livez", "/readyz", "/status", "/metrics", "/else"
         )
 
+        assert index == (200, "/\n/livez\n/readyz\n/status\n/metrics\n")
         assert live == (200, "ok\n")
         assert ready == (200, "ready\nleads 1 of 1 streams, stands by for 0\n")
+        release = version("ledger-offload")
+        assert json.loads(status[1])["version"] == release
+        assert f'offload_build_info{{version="{release}"}} 1.0' in metrics[1]
         assert json.loads(status[1])["streams"][0] == {
             "stream": "orders",
             "state": "leading",
@@ -315,10 +320,13 @@ class TestMetrics:
         waiting = {labels[0]: n for (name, *labels), n in found.items() if name == "offload_waiting_streams"}
         assert waiting == {"store_denied": 2, "try_again": 1}
 
-    def test_the_space_of_the_sources_disk_is_that_of_the_last_look(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("of", ["source", "tier"])
+    def test_the_space_of_a_disk_is_that_of_the_last_look(
+        self, tmp_path: Path, of: Literal["source", "tier"]
+    ) -> None:
         """A folder that cannot be measured has no row, and comes back when it can."""
         folder = tmp_path / "data"
-        disk = DiskWatch(folder=folder)
+        disk = DiskWatch(folder=folder, of=of)
         metrics = ServiceMetrics(list, disks=[disk])
 
         asyncio.run(disk.look())
@@ -327,9 +335,9 @@ class TestMetrics:
         asyncio.run(disk.look())
         found = samples(metrics)
 
-        key = ("offload_source_disk_free_bytes", str(folder))
+        key = (f"offload_{of}_disk_free_bytes", str(folder))
         assert key not in absent
-        assert 0 < found[key] <= found["offload_source_disk_size_bytes", str(folder)]
+        assert 0 < found[key] <= found[f"offload_{of}_disk_size_bytes", str(folder)]
 
 
 def test_a_commit_that_is_not_accepted_is_told_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -704,7 +704,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[list[str], list[
         (errno.EDQUOT, NoSpace),
         (errno.EACCES, Denied),
         (errno.EPERM, Denied),
-        (errno.EROFS, Denied),
+        (errno.EROFS, StoreDenied),
         (errno.ENAMETOOLONG, Misuse),
         (errno.EINVAL, Misuse),
         (errno.EISDIR, Misuse),
