@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Self
 
 import pytest
-from managed_world import STREAM, World, bodies, fill, run
+from managed_world import STREAM, World, bodies, contribute, fill, run
 
-from offload import ObjectStoreOffloader, TierOptions
+from offload import ObjectStoreOffloader, TierOptions, build_chunk
 from offload.contracts.ledger import ReadHandle
 from offload.errors import Absent, Corrupt, Diverged, Divergence
 from offload.local.memory_log import MemoryLog
@@ -212,6 +212,23 @@ def test_a_copy_of_what_was_trimmed_goes_only_if_all_of_it_was_noted(
         assert world.local() == ([20] if is_known else [0, 10, 20])
         assert (ledger.error is None) == is_known
         assert await bodies(ledger, 10 if is_known else 0) == records[10 if is_known else 0 :]
+
+    run(scenario)
+
+
+def test_what_a_job_appended_and_a_trim_took_since_the_comparison_confirms_no_copy() -> None:
+    """An append beside the step has looked at the tier, so the newest manifest is not the compared one."""
+
+    async def scenario(world: World) -> None:
+        ledger, _ = await offloaded(world, 10, 10)
+        await ledger.roll()
+        await ledger._copy.agree()
+        await contribute(world.tier(), build_chunk([b"other"] * 10, offset=10, timestamp_ms=1, epoch=1))
+        await trim(world.tier(), STREAM, Retention(before_offset=20), env=world.env())
+        await ledger._copy.look()
+
+        with pytest.raises(Diverged, match=r"nothing shows that it had \[10, 20\)"):
+            await ledger._copy.confirm(ledger.log.ledgers[1])
 
     run(scenario)
 
