@@ -470,8 +470,8 @@ class Follower:
         # root, so one look is enough for each version.
         if manifest is None or _is_at_work(manifest) or self._looked == (self._part, manifest.version):
             return manifest
-        self._looked = self._part, manifest.version
         later = await newest_part(self.offloader, self._part)
+        self._looked = self._part, manifest.version  # only now: a look that failed found nothing
         if later is None:
             return manifest
         self._enter(later)

@@ -31,7 +31,7 @@ from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
 from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart
-from offload.store.faults import FaultyStore
+from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
@@ -533,8 +533,12 @@ class TestOnlyTheNewestPartGrows:
 
         run(scenario)
 
-    def test_a_process_that_waits_looks_for_a_later_part_whenever_the_root_is_new(self) -> None:
-        """It would claim a part that another process has closed, only to find that out."""
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_process_that_waits_looks_for_a_later_part_whenever_the_root_is_new(self, fails: bool) -> None:
+        """It would claim a part that another process has closed, only to find that out.
+
+        A look that fails is no look.
+        """
 
         async def scenario(world: World) -> None:
             source, other = world.replicas[0], world.replicas[1]
@@ -549,6 +553,8 @@ class TestOnlyTheNewestPartGrows:
             world.restart(0)
             assert (await world.sync(source, new_part=True)).part == StreamPart("orders", 2)
             closed = await world.tier().load_manifest("orders")
+            if fails:
+                world.store.rules = [Rule(Fault.FAIL_BEFORE, "list", "orders-part-2/", nth=1)]
 
             await world.run(1)
 
