@@ -57,7 +57,7 @@ class Incident:
         question, process = "Is it running?", self.process
         if process.status is not None:
             answer = f"yes: it {process.status['summary']}"
-            return Answer(question=question, answer=answer, command=f"curl -s {process.url}/status")
+            return Answer(question=question, answer=answer, command=process.command("/status"))
         answer = "not known: the configuration has no `listen`"
         if process.url is not None:
             answer = f"no process answers on {process.url}: {process.error}"
@@ -67,7 +67,7 @@ class Incident:
         lagging = [each for each in self.streams if each.lag_records]
         command = self._command("run", "--check")
         if self.process.status is not None:
-            command = f"curl -s {self.process.url}/readyz"
+            command = self.process.command("/readyz")
         if not lagging:
             answer = f"no stream is behind{self._beyond()}"
         else:

@@ -24,7 +24,11 @@ from offload.extras import missing_text
 from offload.urls import scheme_of
 
 if TYPE_CHECKING:
+    from socket import socket
+
+    from offload.service.assembly import OpenedService
     from offload.service.config import RunConfig
+    from offload.service.seeing import Seeing
 
 
 OF_THE_PROCESS: Final = {"listen"}
@@ -142,7 +146,6 @@ def run(
 
 def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None]) -> int:
     from offload.service.assembly import open_service, start_notes
-    from offload.service.process import serve
     from offload.service.seeing import Seeing, listener_of
 
     listener = listener_of(config.address)
@@ -160,10 +163,7 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
         )
         for note in await start_notes(opened):
             _log.warning("%s", note)
-        dispatcher = opened.dispatcher(seeing.emit)
-        upkeep = opened.upkeep(dispatcher, seeing.emit)
-        beside = seeing.companions([dispatcher], upkeep, state.session, listener, os.environ, config.tier)
-        await serve(dispatcher, upkeep.run, *beside)
+        await _served(state, config, opened, seeing, listener)
 
     try:
         run_async(main)
@@ -175,6 +175,28 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
             "stopped at once; what is committed is safe, and the next start continues"
         ) from error
     return 0
+
+
+async def _served(
+    state: CommandContext,
+    config: RunConfig,
+    opened: OpenedService,
+    seeing: Seeing,
+    listener: socket | None,
+) -> None:
+    """Follow the streams until a signal ends the process."""
+    from offload.service.commanding import PauseNotes
+    from offload.service.process import serve
+    from offload.service.seeing import door_of
+
+    with door_of(config, os.environ) as door:
+        notes = PauseNotes.beside(door)
+        dispatcher = opened.dispatcher(seeing.emit, notes.of)
+        upkeep = opened.upkeep(dispatcher, seeing.emit)
+        beside = seeing.companions(
+            [dispatcher], upkeep, state.session, listener, os.environ, config.tier, door=door, notes=notes
+        )
+        await serve(dispatcher, upkeep.run, *beside)
 
 
 def configuration_of(

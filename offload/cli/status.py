@@ -66,6 +66,7 @@ def status(
 
 
 async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) -> _Seen:
+    from offload.cli.ctl import door_near
     from offload.cli.run_check import previews_of  # needs the extra `run`, which `configuration_of` asks for
     from offload.service.asking import ask_process
     from offload.service.assembly import open_service
@@ -87,7 +88,7 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
         else:
             rows = report.streams
             waste = {row.stream: row.waits.bytes.total() + row.deleted.bytes.total() for row in rows}
-    process = await ask_process(config.address)
+    process = await ask_process(config.address, door_near(config))
     return _Seen(streams=seen, left_out=len(found) - len(streams), process=process, waste=waste)
 
 

@@ -1,4 +1,7 @@
-"""Asking the process of a configuration for its status, by the address on which it listens.
+"""Asking the process of a configuration for its status, and telling it what to do.
+
+It is asked at its door, the Unix socket of `service.door`, and if nobody answers there by the address on
+which it listens. Only the door takes commands.
 
 Only a process on this machine is asked: one that listens on all addresses is asked on the loopback address.
 """
@@ -6,20 +9,37 @@ Only a process on this machine is asked: one that listens on all addresses is as
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from socket import SHUT_RDWR, socket
 from threading import Event, Timer
 from typing import Any, Final
 
+from offload.errors import NotOffloaded, OffloadError, TryAgain
 from offload.outside import json_outside
+from offload.service.door import connect_door
+from offload.streams.follow_rules import Verb
 
-__all__ = ["AskedProcess", "ask_process"]
+__all__ = ["AskedProcess", "ask_process", "tell_process"]
 
 
 PATIENCE_SECONDS: Final = 3.0
 """The routes answer from memory, so a process that takes longer hangs. For each byte, and for all of them."""
+
+COMMAND_SECONDS: Final = 20.0
+"""A command waits for its outcome, at most `service.commanding.OUTCOME_SECONDS`."""
+
+UNIX: Final = "unix"
+"""The scheme of a URL that names the path of a door."""
+
+OK: Final = 200
+NOT_FOUND: Final = 404
 
 STATUS_REPLY_SIZE_BYTES_MAX: Final = 64 * 2**20
 """The status of a hundred thousand streams is smaller."""
@@ -39,6 +59,13 @@ class AskedProcess:
     error: str = ""
     """Why there is no status."""
 
+    def command(self, route: str) -> str:
+        """Return the command that prints a route of the process."""
+        scheme, _, path = (self.url or "").partition(":")
+        if scheme == UNIX:
+            return f"curl -s --unix-socket {shlex.quote(path)} http://localhost{route}"
+        return f"curl -s {self.url}{route}"
+
     @property
     def states(self) -> dict[str, str]:
         """The state of each stream: `leading`, `standby` or `paused`. Empty if there is no status."""
@@ -46,14 +73,48 @@ class AskedProcess:
         return {row["stream"]: row["state"] for row in rows}
 
 
-async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
-    """Return the status of the process that listens on an address. Raises nothing."""
+async def ask_process(address: tuple[str, int] | None, door: Path | None = None) -> AskedProcess:
+    """Return the status of the process behind a door, or of the one on an address. Raises nothing."""
+    if door is not None:
+        found = await _asked(f"{UNIX}:{door}", partial(_DoorConnection, door))
+        if found.status is not None or address is None:
+            return found
     if address is None:
         return AskedProcess()
     host, port = ASKED.get(address[0], address[0]), address[1]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return await _asked(url, partial(HTTPConnection, host, port, timeout=PATIENCE_SECONDS))
+
+
+def tell_process(door: Path, verb: Verb, streams: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Tell the process behind a door what to do with streams, or with all of them, and return their statuses.
+
+    Raises `NotOffloaded` if one of the names is that of no stream there, and `TryAgain` if nobody answers.
+    """
+    command = {"all": True} if streams is None else {"streams": [*streams]}
     try:
-        status = await asyncio.to_thread(_fetch, host, port)
+        code, raw = _exchange(
+            _DoorConnection(door), "POST", f"/streams/{verb.value}", json.dumps(command), COMMAND_SECONDS
+        )
+        document = json_outside(raw, size_bytes_max=STATUS_REPLY_SIZE_BYTES_MAX)
+    except TimeoutError as error:
+        raise TryAgain(f"{door}: no answer within {COMMAND_SECONDS:g} s") from error
+    except OSError as error:
+        raise TryAgain(f"{door}: nobody answers: {error.strerror or error}") from error
+    except (HTTPException, ValueError) as error:
+        raise TryAgain(f"{door}: another program answers there") from error
+    said = document.get("error") if isinstance(document, dict) else None
+    if code != OK:
+        raise NotOffloaded(str(said)) if code == NOT_FOUND else OffloadError(f"{door}: {said or code}")
+    rows = document.get("streams") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not all(_is_stream(row) for row in rows):
+        raise TryAgain(f"{door}: another program answers there")
+    return rows
+
+
+async def _asked(url: str, connection: Callable[[], HTTPConnection]) -> AskedProcess:
+    try:
+        status = await asyncio.to_thread(_fetch, connection())
     except TimeoutError:
         return AskedProcess(url=url, error=f"no answer within {PATIENCE_SECONDS:g} s")
     except OSError as error:
@@ -63,8 +124,20 @@ async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
     return AskedProcess(url=url, status=status)
 
 
-def _fetch(host: str, port: int) -> dict[str, Any]:
-    raw = _reply(host, port)
+class _DoorConnection(HTTPConnection):
+    """HTTP over the socket at a path."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the process at the path."""
+        self.sock = connect_door(self._path, timeout_seconds=PATIENCE_SECONDS)
+
+
+def _fetch(connection: HTTPConnection) -> dict[str, Any]:
+    _, raw = _exchange(connection, "GET", "/status", None, PATIENCE_SECONDS)
     found = json_outside(raw, size_bytes_max=STATUS_REPLY_SIZE_BYTES_MAX)
     if not isinstance(found, dict):
         raise ValueError("this is no status")
@@ -76,9 +149,13 @@ def _fetch(host: str, port: int) -> dict[str, Any]:
     return found
 
 
-def _reply(host: str, port: int) -> bytes:
-    """Return the body of the reply, or a little more of it than is allowed. Raises `TimeoutError` in time."""
-    connection = HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+def _exchange(
+    connection: HTTPConnection, method: str, path: str, body: str | None, seconds: float
+) -> tuple[int, bytes]:
+    """Return the code and the body of the reply, or a little more of it than is allowed.
+
+    Raises `TimeoutError` after so many seconds.
+    """
     is_over = Event()
 
     def end(connected: socket) -> None:
@@ -88,12 +165,14 @@ def _reply(host: str, port: int) -> bytes:
 
     try:
         connection.connect()
+        connection.sock.settimeout(seconds)
         # A timeout of the socket alone begins again with each byte.
-        ending = Timer(PATIENCE_SECONDS, end, [connection.sock])
+        ending = Timer(seconds, end, [connection.sock])
         ending.start()
         try:
-            connection.request("GET", "/status")
-            raw = connection.getresponse().read(STATUS_REPLY_SIZE_BYTES_MAX + 1)
+            connection.request(method, path, body)
+            reply = connection.getresponse()
+            code, raw = reply.status, reply.read(STATUS_REPLY_SIZE_BYTES_MAX + 1)
         except (HTTPException, OSError) as error:
             if is_over.is_set():
                 raise TimeoutError from error
@@ -105,7 +184,7 @@ def _reply(host: str, port: int) -> bytes:
         connection.close()
     if is_over.is_set():
         raise TimeoutError
-    return raw
+    return code, raw
 
 
 def _is_stream(row: object) -> bool:

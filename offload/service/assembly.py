@@ -34,10 +34,12 @@ from offload.service.config import (
     RunConfig,
     StreamConfig,
 )
+from offload.service.place import look_at_place
 from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules, FollowState
+from offload.streams.pauses import PausedBefore
 from offload.streams.vouched import VouchedSource
 
 __all__ = ["OpenedService", "open_service", "start_notes"]
@@ -78,7 +80,11 @@ class OpenedService:
         found = self.config.of(stream)
         return (self.tiers[_storing(found)], found.rules) if found.follow else None
 
-    def dispatcher(self, emit: Callable[[Event], None]) -> Dispatcher:
+    def dispatcher(
+        self,
+        emit: Callable[[Event], None],
+        paused_before: Callable[[str], PausedBefore | None] = lambda stream: None,
+    ) -> Dispatcher:
         """Return the dispatcher of the source's streams."""
         return Dispatcher(
             source=self.source,
@@ -88,6 +94,8 @@ class OpenedService:
             turns_max=self.turns_max,
             discover_seconds=self.config.discover_seconds,
             stop_seconds=self.config.stop_seconds,
+            place=look_at_place(self.config.tier),
+            paused_before=paused_before,
         )
 
     def upkeep(self, dispatcher: Dispatcher, emit: Callable[[Event], None]) -> Upkeep:

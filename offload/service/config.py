@@ -8,7 +8,7 @@
     [streams."GLOB"]      what is done with the streams whose names match
     [upkeep]              when the tier is kept in order; "off" leaves a job out
     [prices]              what requests and storage cost, for `--check`
-    memory, listen, stop_seconds, discover
+    memory, listen, control, stop_seconds, discover
 
 The tables of streams are tried in the order of the file, and the first that matches a name counts, alone. The
 table `"*"` is the default: it comes last, wherever it is in the file. Without it, the defaults of this module
@@ -222,6 +222,9 @@ class RunConfig(_Section):
         default=None, alias="listen"
     )
     """The host and port of `/metrics` and its like. None: nothing listens."""
+
+    control: str | None = None
+    """The path of the socket for `offload ctl`, or "off". None: in the folder of `service.door`."""
 
     stop_seconds: float = Field(default=20.0, ge=0)
     discover_seconds: Seconds = Field(default=30.0, alias="discover", gt=0)

@@ -7,7 +7,11 @@
                 tried again have a line from the first failed try on
     /status     the same and more, as JSON
 
-The routes change nothing and send no request to a store. They answer on a loopback address unless the
+On the door (`service.door`), and only there, commands change what the process does:
+
+    POST /streams/retry, /streams/pause, /streams/resume
+
+The routes above change nothing and send no request to a store. They answer on a loopback address unless the
 operator names another one, since names of streams and offsets are not for everybody. There is no TLS and no
 login: put a proxy before them if other machines must ask.
 
@@ -21,6 +25,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,9 +40,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offload.service.health import Health
+from offload.errors import NotOffloaded
+from offload.outside import Unreadable, json_outside
+from offload.service.commanding import Commanding
+from offload.service.door import peer_user_of
+from offload.service.health import Health, status_as_json
+from offload.streams.follow_rules import Verb
 
-__all__ = ["routes", "serve_http"]
+__all__ = ["door_routes", "routes", "serve_door", "serve_http"]
 
 
 END_SECONDS: Final = 2
@@ -50,6 +61,15 @@ KEEP_ALIVE_SECONDS: Final = 5
 
 CONNECTIONS_MAX: Final = 64
 """A few programs ask: Prometheus, an orchestrator, people. The oldest connection makes room for a new one."""
+
+
+ROOT: Final = 0
+"""The user that may do everything on the machine anyway."""
+
+COMMAND_SIZE_BYTES_MAX: Final = 2**20
+"""The size of a command: the names of ten thousand streams."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
@@ -77,8 +97,59 @@ def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
 
 
+def door_routes(health: Health, metrics: Callable[[], bytes], commanding: Commanding) -> Starlette:
+    """Return the application of the door: the routes, and the commands."""
+    application = routes(health, metrics)
+
+    async def command(request: Request) -> Response:
+        try:
+            names = _names(await _body(request))
+            found = await commanding.obey(Verb(request.path_params["verb"]), names)
+        except ValueError as error:
+            return _document({"error": str(error)}, 400)
+        except NotOffloaded as error:
+            return _document({"error": str(error)}, 404)
+        return _document({"streams": [status_as_json(status) for status in found]}, 200)
+
+    application.routes.append(Route("/streams/{verb}", command, methods=["POST"]))
+    return application
+
+
+def _document(document: dict[str, object], code: int) -> Response:
+    return Response(json.dumps(document), status_code=code, media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > COMMAND_SIZE_BYTES_MAX:
+            raise Unreadable(f"a command has at most {COMMAND_SIZE_BYTES_MAX} bytes")
+    return body
+
+
+def _names(body: bytes) -> list[str] | None:
+    """Return the names in a command, or None for all streams. Raises `ValueError` if it is none."""
+    document = json_outside(body, size_bytes_max=COMMAND_SIZE_BYTES_MAX)
+    if document == {"all": True}:
+        return None
+    names = document.get("streams") if isinstance(document, dict) and len(document) == 1 else None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError('expected {"streams": [NAME, ...]} or {"all": true}')
+    return names
+
+
 async def serve_http(application: Starlette, listener: socket.socket) -> None:
     """Answer on a socket until this is cancelled. Replies that are under way are finished."""
+    await _serve(application, listener, _Connection)
+
+
+async def serve_door(application: Starlette, listener: socket.socket) -> None:
+    """Answer on a Unix socket, as `serve_http`, to the user of this process and to root."""
+    await _serve(application, listener, _DoorConnection)
+
+
+async def _serve(application: Starlette, listener: socket.socket, connection: type[H11Protocol]) -> None:
     config = uvicorn.Config(
         application,
         log_config=None,  # the log is the process's
@@ -86,7 +157,7 @@ async def serve_http(application: Starlette, listener: socket.socket) -> None:
         lifespan="off",
         timeout_graceful_shutdown=END_SECONDS,
         server_header=False,
-        http=_Connection,
+        http=connection,
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
@@ -116,6 +187,17 @@ class _Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
+
+
+class _DoorConnection(_Connection):
+    """A connection that is closed unless the kernel says that its user may command this process."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        user = peer_user_of(transport.get_extra_info("socket"))
+        super().connection_made(transport)
+        if user not in (ROOT, os.geteuid()):
+            _log.warning("user %d is refused at the door: it is for another user", user)
+            transport.abort()
 
 
 class _Server(uvicorn.Server):

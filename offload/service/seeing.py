@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from offload.contracts.events import Event
 from offload.errors import Misuse
 from offload.extras import missing_text
+from offload.service.commanding import Commanding, PauseNotes
+from offload.service.config import RunConfig
 from offload.service.disk import DiskWatch
+from offload.service.door import Door, default_name, open_door, runtime_folder
 from offload.service.health import Health
-from offload.service.listening import address_of, listen
+from offload.service.listening import OFF, address_of, listen
 from offload.service.notify import notifier_of
 from offload.service.process import Companion
 from offload.service.upkeep import Upkeep
@@ -25,7 +30,7 @@ from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
 from offload.urls import folder_named
 
-__all__ = ["Seeing", "listener_of"]
+__all__ = ["Seeing", "door_of", "door_path", "listener_of"]
 
 
 NEEDED: Final = {"prometheus_client": "prometheus-client", "starlette": "starlette", "uvicorn": "uvicorn"}
@@ -44,6 +49,43 @@ def listener_of(address: tuple[str, int] | None) -> socket.socket | None:
         if find_spec(module) is None:
             raise Misuse(missing_text("--listen", package, "ledger-offload[run]"))
     return listen(*address)
+
+
+def door_path(config: RunConfig, environ: Mapping[str, str]) -> Path | None:
+    """Return where the process of a configuration has its door. None if it shall have none.
+
+    Raises `OSError` if the default folder cannot be used.
+    """
+    if config.control == OFF:
+        return None
+    if config.control is not None:
+        return Path(config.control).absolute()
+    return runtime_folder(environ) / default_name(config.source, config.tier)
+
+
+@contextmanager
+def door_of(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Door | None]:
+    """Yield the door of the process, or None if it has none. It is closed at the end.
+
+    Raises `Misuse` if the configuration names a path that cannot be used. Without a name, a door that cannot
+    be opened is a line in the log.
+    """
+    door = None
+    try:
+        path = door_path(config, environ)
+        missing = [package for module, package in NEEDED.items() if find_spec(module) is None]
+        if path is not None and missing:
+            raise Misuse(missing_text("control", missing[0], "ledger-offload[run]"))
+        door = None if path is None else open_door(path)
+    except (Misuse, OSError) as error:
+        if config.control is not None:
+            raise Misuse(f"control: {error}") from error
+        _log.warning("offload ctl cannot reach this process: %s", error)
+    try:
+        yield door
+    finally:
+        if door is not None:
+            door.close()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +107,9 @@ class Seeing:
         listener: socket.socket | None,
         environ: Mapping[str, str],
         tier: str,
+        *,
+        door: Door | None,
+        notes: PauseNotes,
     ) -> list[Companion]:
         """Return what to run beside the followers. `environ` names the service manager, if there is one.
 
@@ -73,9 +118,11 @@ class Seeing:
         health = Health(dispatchers=dispatchers, upkeep=upkeep)
         notifier = notifier_of(environ, health, session.env)
         told: list[Companion] = [] if notifier is None else [notifier.run]
-        if listener is None:
+        self.listeners.append(notes.emit)
+        if listener is None and door is None:
             return told
-        from offload.service.http import routes, serve_http  # a process that does not listen needs no extra
+        # A process that does not listen needs no extra.
+        from offload.service.http import door_routes, routes, serve_door, serve_http
         from offload.service.metrics import ServiceMetrics
 
         folders = [each.source.folder for each in dispatchers]
@@ -91,6 +138,13 @@ class Seeing:
             lost_tails=health.lost_tails,
         )
         self.listeners.append(metrics.emit)
-        _log.info("answering on %s", address_of(listener))
-        application = routes(health, metrics.text)
-        return [*told, *(disk.run for disk in disks), lambda stopping: serve_http(application, listener)]
+        told += [disk.run for disk in disks]
+        if listener is not None:
+            _log.info("answering on %s", address_of(listener))
+            application = routes(health, metrics.text)
+            told.append(lambda stopping: serve_http(application, listener))
+        if door is not None:
+            _log.info("offload ctl is answered at %s", door.path)
+            commands = door_routes(health, metrics.text, Commanding(dispatchers=dispatchers, notes=notes))
+            told.append(lambda stopping: serve_door(commands, door.listener))
+        return told

@@ -31,7 +31,7 @@ from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError
 from offload.streams.follow_rules import FollowRules, FollowStatus
 from offload.streams.follower import Follower
-from offload.streams.pauses import LookAtPlace, look_nowhere
+from offload.streams.pauses import LookAtPlace, PausedBefore, look_nowhere
 
 __all__ = ["Dispatcher"]
 
@@ -85,6 +85,8 @@ class Dispatcher:
     stop_seconds: float = 20.0
     place: LookAtPlace = look_nowhere
     """Looks at the place of the tier, for the streams that are paused."""
+    paused_before: Callable[[str], PausedBefore | None] = lambda stream: None
+    """Returns how the process before left a stream. None if it was not paused."""
     error: OffloadError | None = None
     """The error of the last look for streams."""
 
@@ -185,6 +187,8 @@ class Dispatcher:
             is_ending=ending.is_set,
             place=self.place,
         )
+        if (before := self.paused_before(stream.name)) is not None:
+            follower.recall(before)
         return _Followed(follower, ending)
 
     async def _follow(self, followed: _Followed, turns: asyncio.Semaphore) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from offload.errors import Misuse, OffloadError
 
-__all__ = ["FollowRules", "FollowState", "FollowStatus", "Wait"]
+__all__ = ["FollowRules", "FollowState", "FollowStatus", "Verb", "Wait"]
 
 
 LOOKS_PER_LAG: Final = 5
@@ -94,6 +94,17 @@ class Wait(StrEnum):
     """Somebody who mends the error that paused the stream."""
     RESUME = "resume"
     """Somebody who resumes the stream, which a person has paused."""
+
+
+class Verb(StrEnum):
+    """What a person can tell a process about a stream."""
+
+    RETRY = "retry"
+    """Try it now."""
+    PAUSE = "pause"
+    """Give up the lead, and copy nothing until it is resumed."""
+    RESUME = "resume"
+    """Go on after `pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,15 @@ from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.gaps import Losses
 from offload.streams.parts import begin_part, newest_part
-from offload.streams.pauses import SIGNS_SECONDS, TRY_SECONDS, LookAtPlace, Signs, StreamPause, look_nowhere
+from offload.streams.pauses import (
+    SIGNS_SECONDS,
+    TRY_SECONDS,
+    LookAtPlace,
+    PausedBefore,
+    Signs,
+    StreamPause,
+    look_nowhere,
+)
 from offload.tracing import span
 
 __all__ = ["Follower"]
@@ -233,6 +241,16 @@ class Follower:
             return await self._pause(OffloadError(f"{type(error).__name__}: {error}"))
         self._note_success()
         return 0.0 if has_more else self.rules.look_seconds
+
+    def recall(self, before: PausedBefore) -> None:
+        """Begin as the process before has left the stream: paused, but it is tried at once."""
+        if before.kind:
+            self._pause_of = StreamPause(
+                kind=before.kind, committed_offset=None, try_seconds=self.env.monotonic()
+            )
+            self._error, self._failed_ms = OffloadError(before.reason), before.since_ms
+            self.state = FollowState.PAUSED
+        self._held_ms = before.held_ms
 
     def retry(self) -> None:
         """Let the next step try at once: a paused stream, and one that waits after an error."""

@@ -25,7 +25,7 @@ from offload.contracts.source import SourceStream
 from offload.model.part import StreamPart
 from offload.streams.parts import newest_part
 
-__all__ = ["LookAtPlace", "Signs", "StreamPause", "look_nowhere"]
+__all__ = ["LookAtPlace", "PausedBefore", "Signs", "StreamPause", "look_nowhere"]
 
 
 TRY_SECONDS: Final = 300.0
@@ -44,6 +44,19 @@ LookAtPlace = Callable[[str], Awaitable[Hashable]]
 async def look_nowhere(stream: str) -> Hashable:
     """Return nothing: the look at a place that shows nothing, such as a bucket."""
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedBefore:
+    """How the process before left a stream that was paused."""
+
+    kind: str = ""
+    """The name of the class of the error that paused it. Empty if none has."""
+    reason: str = ""
+    """The text of that error."""
+    since_ms: int = 0
+    held_ms: int | None = None
+    """When a person paused it. None if nobody has."""
 
 
 @dataclass(slots=True, kw_only=True)
