@@ -23,6 +23,7 @@ HELP: Final = {
     "export": "Write STREAM to FOLDER as files of Parquet or Arrow. A later run adds only what is new.",
     "restore": "Put the data of STREAM back into a broker. If it is killed, run the same command again.",
     "verify": "Verify the checksum, key and manifest entry of every object in TIER.",
+    "repair": "Replace damaged fragments of STREAM by the same records from the broker or a copy.",
     "trim": "Delete the oldest data of STREAM. Only whole fragments are removed. "
     "`offload sweep` frees their space.",
     "delete": "Delete STREAM. This cannot be undone. `offload sweep` frees its space.",

@@ -16,7 +16,7 @@ Groups never change, so if the fragments are in a group, new groups replace thos
 
 Invariants: the base names exactly the fragments that were copied, next to each other in one run; the copies'
 attempts run for this job, as copies, and end with the commit; their UUIDs begin with the same eight bytes
-as the UUIDs of the attempts that they copy; the newest fragment stays.
+as the UUIDs of the attempts that they copy; the newest fragment stays, unless it is repaired.
 Rejected: deleting the old objects here, since readers may hold them (docs/adr/0015-replacing-fragments.md).
 """
 
@@ -156,6 +156,8 @@ class Replace(OfJob):
 
     old: Sequence[Entry]
     new: Sequence[Entry]
+    may_be_newest: bool = False
+    """True for a repair: a damaged fragment cannot stay, also if it is the newest."""
 
     def __post_init__(self) -> None:
         for entries in (self.old, self.new):
@@ -192,7 +194,7 @@ class Replace(OfJob):
             raise Conflict(f"stream {base.stream!r}: offsets below {base.first_offset} were trimmed")
         # If the newest fragment could be replaced, each append could be followed by another copy of it. Also,
         # a writer in doubt looks for its last fragment: while that stays, most doubts can be decided.
-        if end >= base.next_offset:
+        if end >= base.next_offset and not self.may_be_newest:
             raise Conflict(f"stream {base.stream!r} ends at {base.next_offset}: its newest fragment stays")
         # If the attempts do not run, a sweep may have condemned the copies, and delete them after the commit.
         for attempt in self.attempts - own:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -545,8 +545,17 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
         """Return the epoch of the first fragment that a copy copies: a rebuild ranks the two alike."""
-        first = await check_copied(self.view_of(manifest), handle)
-        return (await load_tail(self.store, manifest, first)).trailer.epoch
+        view = self.view_of(manifest)
+        first = await check_copied(view, handle)
+        try:
+            return (await load_tail(self.store, manifest, first)).trailer.epoch
+        except Corrupt:
+            # A repair copies it from elsewhere. Epochs do not fall along a stream, so the fragment behind has
+            # the same or a later one, and the copy outranks every upload that was given up at its offset.
+            with suppress(Corrupt):
+                if (behind := await view.find(first.next_offset)) is not None:
+                    return (await load_tail(self.store, manifest, behind)).trailer.epoch
+            return manifest.epoch
 
     async def encrypts(self, manifest: Manifest) -> bool:
         """Return True if new fragments of this stream are encrypted. Raises as `offload` does. For tools."""

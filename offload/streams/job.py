@@ -162,7 +162,9 @@ class Job:
         )
         return self.manifest
 
-    async def replace(self, old: Sequence[Entry], receipts: Sequence[Receipt]) -> Manifest:
+    async def replace(
+        self, old: Sequence[Entry], receipts: Sequence[Receipt], *, may_be_newest: bool = False
+    ) -> Manifest:
         """Name the copies of these attempts in the place of `old`, in one commit, and end the attempts.
 
         Readers continue at their exact offset. The old objects stay until a sweep deletes them, because
@@ -170,8 +172,9 @@ class Job:
         made again. Raises
 
         - `Misuse`, before any request, if the receipts are not of the same records as `old`;
-        - `Conflict` if the stream no longer names `old`, if `old` has the newest fragment or is in several
-          groups, or if somebody aborted the copies. No copy is committed, and none will be;
+        - `Conflict` if the stream no longer names `old`, if `old` has the newest fragment (unless
+          `may_be_newest`, for a repair) or is in several groups, or if somebody aborted the copies. No copy
+          is committed, and none will be;
         - `StreamDeleted` if the stream was deleted, also if one of that name was born since;
         - `OutcomeUnknown` if the store did not answer whether the commit is in: replace again. If the
           fragments there were trimmed or replaced since, the outcome stays unknown. Read which fragments are
@@ -183,6 +186,7 @@ class Job:
                 incarnation=self.manifest.incarnation,
                 old=old,
                 new=_entries_of(receipts),
+                may_be_newest=may_be_newest,
             )
         )
         return self.manifest

@@ -125,17 +125,21 @@ async def snapshot_of(
     since: int = 0,
     run_size_bytes: int = RUN_SIZE_BYTES,
     runs_max: int | None = None,
+    until: int | None = None,
 ) -> Snapshot:
     """Return the fragments that `manifest` names, in runs, from the fragment that holds `since` on.
 
     A run ends with the fragment that brings it to `run_size_bytes`. With `runs_max`, at most that many runs
-    are listed, and groups that only later runs need are not fetched.
+    are listed, and groups that only later runs need are not fetched. The same counts for groups behind the
+    offset `until`.
     """
     found: list[ReadHandle] = []
     async with aclosing(offloader.tree(manifest).walk(since)) as parts:
         async for part in parts:
             found += [TierRun(offloader, manifest, run) for run in _runs(part, run_size_bytes)]
             if runs_max is not None and len(found) >= runs_max:
+                break
+            if until is not None and found and found[-1].next_offset >= until:
                 break
     return Snapshot(
         ledgers=found[:runs_max],

@@ -174,7 +174,16 @@ class StreamJudge:
         if self.named.hides(first_offset):
             reason = "the group that would say whether it is named is damaged"
         explain(report, listed.key, attempt=attempt, reason=reason)
-        trailers = await self._trailers(listed, report)
+        try:
+            trailers = await self._trailers(listed, report)
+        except Corrupt:
+            # It was damaged before a repair put a copy in its place, and it is needed no more.
+            if not await self._is_replaced(first_offset):
+                raise
+            report.unreferenced.pop()
+            reason = "damaged, and a copy of its records is in its place; a sweep deletes it"
+            explain(report, listed.key, attempt=attempt, reason=reason)
+            return
         if self.newest is None:
             return
         for _, trailer in trailers:
@@ -186,6 +195,16 @@ class StreamJudge:
             if loss is not None:
                 report.unreferenced.clear()  # a lost root may have named it: it is not called unreferenced
                 raise loss
+
+    async def _is_replaced(self, first_offset: int) -> bool:
+        """Return True if the newest root names a copy at this offset."""
+        if self.newest is None:
+            return False
+        try:
+            entry = await EntryTree(self.newest, self.groups.load).find(first_offset)
+        except Corrupt:  # a damaged group
+            return False
+        return entry is not None and bool(entry.copied)
 
     async def _companion(
         self, key: str, first_offset: int, attempt: UUID, name: str, report: VerifyReport
