@@ -24,6 +24,8 @@ from offload.streams.vouched import VouchedSource
 from offload.upkeep.check import CheckReport
 
 SNAPSHOTS_AT_ONCE = 8
+NO_PRICES = "this store has no price here; [prices] of the configuration sets prices"
+NOTHING_SEEN = "no stream could be compared with the tier"
 PREVIEW_HEADS = (
     "stream", "source end", "tier end", "lag records", "lag size", "lag seconds", "growth per day",
 )  # fmt: skip
@@ -91,17 +93,29 @@ async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *
     if summary_of(found.stores)["read"]:
         found.streams = await previews_of(opened, followed)
     else:  # each stream would wait for the store, so nothing is known of them
-        found.streams = [StreamPreview(stream=each.name, glob=config.glob_of(each.name)) for each in followed]
+        found.streams = [
+            StreamPreview(stream=each.name, glob=config.glob_of(each.name), not_asked="the store cannot read")
+            for each in followed
+        ]
     return found
 
 
 async def previews_of(opened: OpenedService, streams: list[SourceStream]) -> list[StreamPreview]:
-    """Return the previews of streams that are followed, several at once."""
-    turns = asyncio.Semaphore(SNAPSHOTS_AT_ONCE)
+    """Return the previews of streams that are followed, several at once.
+
+    If the tier does not answer for one of them, it is not asked for the next ones. Each would wait as long.
+    """
+    turns, unanswered = asyncio.Semaphore(SNAPSHOTS_AT_ONCE), list[OffloadError]()
 
     async def preview(stream: SourceStream) -> StreamPreview:
         async with turns:
-            return await preview_stream(opened, stream)
+            if unanswered:
+                glob = opened.config.glob_of(stream.name)
+                return StreamPreview(stream=stream.name, glob=glob, error=unanswered[0], is_unanswered=True)
+            seen = await preview_stream(opened, stream)
+            if seen.is_unanswered and seen.error is not None:
+                unanswered.append(seen.error)
+            return seen
 
     return await asyncio.gather(*map(preview, streams))
 
@@ -204,7 +218,9 @@ def _duration_text(seconds: float) -> str:
 def cost_text(cost: MonthlyCost | None) -> str:
     """Return a line on what a month costs."""
     if cost is None:
-        return "cost: not known for this store; [prices] of the configuration sets prices"
+        return f"cost: not known, because {NO_PRICES}"
+    if cost.is_unknown:
+        return f"cost: not known, because {NOTHING_SEEN}"
     price, work = cost.price, cost.work
     where = ", ".join(filter(None, (price.provider, price.region)))
     least = "at least " if cost.unknown else ""
@@ -236,12 +252,18 @@ def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> 
         "streams": [as_json(each) | work_as_json(each, config) for each in found.streams],
         "left_out": found.left_out,
         "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),
-        "cost_per_month": None if cost is None else cost_as_json(cost),
+        **cost_as_json(cost),
     }
 
 
-def cost_as_json(cost: MonthlyCost) -> dict[str, Any]:
-    """Return the cost for programs."""
+def cost_as_json(cost: MonthlyCost | None) -> dict[str, Any]:
+    """Return the cost for programs. If it is not known, it is None, and there is a reason."""
+    if cost is None or cost.is_unknown:
+        return {"cost_per_month": None, "cost_unknown": NO_PRICES if cost is None else NOTHING_SEEN}
+    return {"cost_per_month": _known_cost_as_json(cost), "cost_unknown": None}
+
+
+def _known_cost_as_json(cost: MonthlyCost) -> dict[str, Any]:
     return {
         "requests": round(cost.requests, 4),
         "storage": round(cost.storage, 4),

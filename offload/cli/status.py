@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,7 @@ from offload.errors import Misuse, NotOffloaded, OffloadError
 
 if TYPE_CHECKING:
     from offload.cli.questions import Answer
+    from offload.contracts.offloader import LedgerOffloader
     from offload.service.asking import AskedProcess
     from offload.service.config import RunConfig
     from offload.service.preview import StreamPreview
@@ -29,8 +31,25 @@ WithUnused = Annotated[
         "--unused", help="Also list all objects of TIER, and add up the size of those that a sweep deletes."
     ),
 ]
-Unused: TypeAlias = "dict[str, int] | None"
-"""The bytes of unused objects by stream. None if nobody asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unused:
+    """The bytes of unused objects by stream, and why they are not known for others."""
+
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    unlisted: str = ""
+    """Why it is not known for any stream."""
+
+    def of(self, stream: str) -> tuple[int | None, str | None]:
+        """Return the bytes of a stream, or None and the reason."""
+        reason = self.unlisted or self.unknown.get(stream)
+        return (None, reason) if reason else (self.bytes.get(stream, 0), None)
+
+    def why(self) -> str:
+        """Return why something is not known. Empty if all is known."""
+        return self.unlisted or next(iter(self.unknown.values()), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +57,8 @@ class _Seen:
     streams: list[StreamPreview]
     left_out: int
     process: AskedProcess
-    waste: Unused
+    unused: _Unused | None
+    """None if nobody asked."""
 
 
 def status(
@@ -59,10 +79,22 @@ def status(
     seen = run_async(lambda: _seen(state, config, with_unused=unused))
     answers = _answers([source] if tier is None else [source, tier], config, seen)
     (_print_json if json else _show)(config, seen, answers)
+    return _errors(seen)
+
+
+def _errors(seen: _Seen) -> int:
+    """Print each error once, and return the exit code: 1 if anything is not known."""
+    of_errors: dict[str, list[StreamPreview]] = {}
     for each in seen.streams:
         if each.error is not None:
-            print_error(OffloadError(each.problem))
-    return 1 if any(each.error for each in seen.streams) else 0
+            of_errors.setdefault(str(each.error), []).append(each)
+    for same in of_errors.values():
+        more = f" (and {counted(len(same) - 1, 'more stream')})" if same[1:] else ""
+        print_error(OffloadError(f"{same[0].problem}{more}"))
+    unused = "" if seen.unused is None else seen.unused.why()
+    if unused:
+        print_error(OffloadError(f"the unused objects are not known: {unused}"))
+    return 1 if of_errors or unused or not all(each.is_known for each in seen.streams) else 0
 
 
 async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) -> _Seen:
@@ -70,7 +102,6 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
     from offload.cli.run_check import previews_of  # needs the extra `run`, which `configuration_of` asks for
     from offload.service.asking import ask_process
     from offload.service.assembly import open_service
-    from offload.upkeep.sweep.tier import sweep
 
     try:
         opened = open_service(state.session, config, state.session.emit)
@@ -78,18 +109,33 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
         raise Usage(str(error)) from error
     found = await opened.source.streams()
     streams = [each for each in found if config.of(each.name).follow]
-    seen = await previews_of(opened, streams)
-    waste: Unused = None
-    if with_unused:
-        try:
-            report = await sweep(opened.tier, dry_run=True, env=state.session.env)
-        except NotOffloaded:  # nothing was ever copied
-            waste = {}
-        else:
-            rows = report.streams
-            waste = {row.stream: row.waits.bytes.total() + row.deleted.bytes.total() for row in rows}
-    process = await ask_process(config.address, door_near(config))
-    return _Seen(streams=seen, left_out=len(found) - len(streams), process=process, waste=waste)
+    seen, process = await asyncio.gather(
+        previews_of(opened, streams), ask_process(config.address, door_near(config))
+    )
+    unused = await _unused(state, opened.tier, seen) if with_unused else None
+    return _Seen(streams=seen, left_out=len(found) - len(streams), process=process, unused=unused)
+
+
+async def _unused(state: CommandContext, tier: LedgerOffloader, seen: list[StreamPreview]) -> _Unused:
+    from offload.streams.joined import with_parts
+    from offload.upkeep.sweep.tier import sweep
+
+    if unanswered := [each.error for each in seen if each.is_unanswered]:
+        return _Unused(unlisted=str(unanswered[0]))
+    try:
+        rows = {row.stream: row for row in (await sweep(tier, dry_run=True, env=state.session.env)).streams}
+        names = {each.stream: await with_parts(tier, [each.stream]) for each in seen}
+    except NotOffloaded:  # nothing was ever copied
+        return _Unused()
+    except OffloadError as error:
+        return _Unused(unlisted=str(error))
+    found, unknown = dict[str, int](), dict[str, str]()
+    for stream, parts in names.items():
+        of_parts = [rows[part] for part in parts if part in rows]  # a stream that the tier lacks has none
+        found[stream] = sum(row.waits.bytes.total() + row.deleted.bytes.total() for row in of_parts)
+        if errors := [error for row in of_parts for error in row.errors]:
+            unknown[stream] = str(errors[0])  # it ended the look at a part, so the counts are not all
+    return _Unused(bytes=found, unknown=unknown)
 
 
 def _answers(arguments: Sequence[str], config: RunConfig, seen: _Seen) -> list[Answer]:
@@ -119,15 +165,13 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
         heads.append("process")
         for row, each in zip(rows, seen.streams, strict=True):
             row.append(seen.process.states.get(each.stream, "-"))
-    if seen.waste is not None:
+    if seen.unused is not None:
         heads.append("unused")
         for row, each in zip(rows, seen.streams, strict=True):
-            row.append(size_text(seen.waste.get(each.stream, 0)))
+            size_bytes, _ = seen.unused.of(each.stream)
+            row.append("not known" if size_bytes is None else size_text(size_bytes))
     print_table(heads, rows)
-    behind = sum(each.lag_records > 0 for each in seen.streams)
-    unknown = sum(not each.is_known for each in seen.streams)
-    beyond = f"; not known for {counted(unknown, 'stream')}" if unknown else ""
-    print(one_line(f"{counted(len(seen.streams), 'stream')}, {behind} behind {config.source}{beyond}"))
+    print(one_line(_summary(config, seen)))
     for each in seen.streams:
         if each.begins_part:
             print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
@@ -136,8 +180,29 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
             print(one_line(f"{each.stream}: {gaps_text(each.gaps)}: {command}"))
     print(cost_text(cost_of(config, seen.streams)))
     for said in answers:
-        print(one_line(f"{said.question} {said.answer}"))
+        print(one_line(f"{said.question} {said.text}"))
         print(one_line(f"    {said.command}"))
+
+
+def _summary(config: RunConfig, seen: _Seen) -> str:
+    from offload.cli.questions import reason_of
+
+    behind = sum(each.lag_records > 0 for each in seen.streams)
+    unknown = [each.unknown_because for each in seen.streams if not each.is_known]
+    streams = counted(len(seen.streams), "stream")
+    if not unknown:
+        return f"{streams}, {behind} behind {config.source}"
+    because = f"because {reason_of(unknown)}"
+    if len(unknown) == len(seen.streams):
+        return f"{streams}; not known how far behind {config.source}, {because}"
+    return f"{streams}, {behind} behind {config.source}; not known for {len(unknown)}, {because}"
+
+
+def _unused_as_json(unused: _Unused | None, stream: str) -> dict[str, object]:
+    if unused is None:
+        return {}
+    size_bytes, reason = unused.of(stream)
+    return {"unused_bytes": size_bytes, "unused_unknown": reason}
 
 
 def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
@@ -146,18 +211,15 @@ def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.service.preview import as_json
 
     cost = cost_of(config, seen.streams)
-    unused = seen.waste or {}
     print_json(
         {
             "source": config.source,
             "tier": config.tier,
             "streams": [
-                as_json(each)
-                | work_as_json(each, config)
-                | ({} if seen.waste is None else {"unused_bytes": unused.get(each.stream, 0)})
+                as_json(each) | work_as_json(each, config) | _unused_as_json(seen.unused, each.stream)
                 for each in seen.streams
             ],
-            "cost_per_month": None if cost is None else cost_as_json(cost),
+            **cost_as_json(cost),
             "questions": [asdict(each) for each in answers],
             "process": seen.process.status,
         },

@@ -120,14 +120,17 @@ class Skipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
-    """Requests wait for a store that fails or refuses them. Emitted every few seconds until it answers."""
+    """Requests wait for a store that fails, refuses them, or does not answer.
+
+    Emitted every few seconds until it answers.
+    """
 
     url: str
     error: OffloadError
-    """The error of the last of these requests."""
+    """The error of the last of these requests. A `TryAgain` if none has failed, and none was answered yet."""
 
     waited_seconds: float
-    """The time since the first failure after the store's last answer."""
+    """The time since the first failure after the store's last answer, or since the request was sent."""
 
     patience_seconds: float
     """The time after which the requests give up and raise their errors."""

@@ -83,6 +83,14 @@ class MonthlyCost:
     unknown: int = 0
     """The streams that could not be read. Their costs are missing here."""
 
+    known: int = 0
+    """The streams whose costs are here."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there are streams, and the cost of none of them is known. Then no number says anything."""
+        return self.unknown > 0 and not self.known
+
     @property
     def requests(self) -> float:
         """The cost of the requests."""
@@ -146,10 +154,12 @@ def cost_of(config: RunConfig, streams: Iterable[StreamPreview]) -> MonthlyCost 
     if price is None:
         return None
     seen = list(streams)
+    known = [each for each in seen if each.is_known]
     return MonthlyCost(
         price=price,
-        work=_sum([work_of(each, config) for each in seen]),
-        unknown=sum(not each.is_known for each in seen),
+        work=_sum([work_of(each, config) for each in known]),
+        unknown=len(seen) - len(known),
+        known=len(known),
     )
 
 

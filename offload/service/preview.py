@@ -3,18 +3,22 @@
 Nothing is copied and nothing is claimed. Of each stream, the newest manifest is loaded, the last chunk is
 compared with the source, and the source's chunk tables are read.
 
+Invariant: what could not be read is not known. No number stands for it, and `unknown_because` has the reason.
+
 The growth is that of the last hour, by the timestamps of chunks; of less, if the source has less.
 `service.costs` computes from it what a month costs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted
+from offload.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.model.gaps import StreamGap, lost_records
 from offload.model.labels import MasterKey
@@ -25,12 +29,15 @@ from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig
 from offload.session import Session
 from offload.streams.gaps import gaps_of
-from offload.streams.parts import FINAL, check_part, newest_part
+from offload.streams.parts import FINAL, check_part
 
 __all__ = ["Growth", "StreamPreview", "preview_stream", "try_keys"]
 
 
 GROWTH_SECONDS: Final = 3600
+
+PREVIEW_PATIENCE_SECONDS: Final = 30.0
+"""How long a preview waits for a tier, if the option `patience_seconds` does not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,7 @@ class StreamPreview:
     """The end of the stream on the tier. None if it is not there yet, or not known."""
 
     part: int = 1
-    """The newest part of the stream on the tier. `committed_offset` and the sizes are of this part."""
+    """The newest part of the stream on the tier. `committed_offset` is its end."""
 
     begins_part: bool = False
     """Whether the stream would go on in a new part."""
@@ -75,13 +82,30 @@ class StreamPreview:
     """The gaps between the parts of the stream on the tier."""
 
     stored_size_bytes: int = 0
+    """What the tier stores of the stream, in all of its parts."""
+
     data_size_bytes: int = 0
     growth: Growth = Growth()
+    not_asked: str = ""
+    """Why nobody has looked at this stream. Empty if somebody has."""
+
+    is_unanswered: bool = False
+    """Whether the tier did not answer. It would not answer for another stream either."""
 
     @property
     def is_known(self) -> bool:
         """Whether source and tier could be read, so that the numbers say something."""
         return self.source_next_offset is not None
+
+    @property
+    def unknown_because(self) -> str:
+        """Why it is not known how far the tier is behind. Empty if it is known."""
+        if self.error is not None:
+            return self.problem
+        if self.not_asked:
+            return f"stream {self.stream!r}: {self.not_asked}"
+        # The lag was compared with a part that does not fit.
+        return f"stream {self.stream!r}: the source does not continue it" if self.begins_part else ""
 
     @property
     def problem(self) -> str:
@@ -94,20 +118,21 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
     """Return what is known of a stream that is followed. Raises nothing of the framework."""
     seen = StreamPreview(stream=stream.name, glob=opened.config.glob_of(stream.name))
     try:
-        part = StreamPart(stream.name)
-        manifest = await _newest(opened, stream.name, part)
-        later = None if manifest is None else await newest_part(opened.tier, part)
-        if later is not None:
-            part, manifest = later, await _newest(opened, stream.name, later)
+        parts = await _asked(opened, stream.name)
+    except OffloadError as error:
+        return replace(seen, error=error, is_unanswered=isinstance(error, TryAgain))
+    try:
+        part, manifest = parts[-1]
+        stored = [each for _, each in parts if each is not None]
+        seen = replace(
+            seen,
+            part=part.number,
+            committed_offset=None if manifest is None else manifest.next_offset,
+            stored_size_bytes=sum(each.stored_size_bytes for each in stored),
+            data_size_bytes=sum(each.data_size_bytes for each in stored),
+        )
+        if parts[1:]:
             seen = replace(seen, gaps=tuple(await gaps_of(opened.tier, stream.name)))
-        if manifest is not None:
-            seen = replace(
-                seen,
-                part=part.number,
-                committed_offset=manifest.next_offset,
-                stored_size_bytes=manifest.stored_size_bytes,
-                data_size_bytes=manifest.data_size_bytes,
-            )
         stream = stream.for_tier(opened.tier_for(stream.name))
         async with await stream.snapshot(manifest) as snapshot:
             seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())
@@ -120,6 +145,30 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
         return replace(seen, error=error)
     except OffloadError as error:
         return replace(seen, error=error)
+
+
+async def _asked(opened: OpenedService, stream: str) -> list[tuple[StreamPart, Manifest | None]]:
+    """Return the parts of a stream on the tier, in order, each with its newest manifest.
+
+    The first one is there even if the tier lacks the stream. Raises `TryAgain` if the tier does not answer in
+    time.
+    """
+    patience_seconds = float(opened.config.options.get("patience_seconds", PREVIEW_PATIENCE_SECONDS))
+    try:
+        async with asyncio.timeout(patience_seconds):
+            return await _parts(opened, stream)
+    except TimeoutError as exc:
+        raise TryAgain(f"{opened.tier.url} does not answer: waited for {patience_seconds:g} s") from exc
+
+
+async def _parts(opened: OpenedService, stream: str) -> list[tuple[StreamPart, Manifest | None]]:
+    first = StreamPart(stream)
+    found = [(first, await _newest(opened, stream, first))]
+    if found[0][1] is not None:
+        for part in await opened.tier.parts(stream):
+            with suppress(StreamDeleted):  # a deleted part is over
+                found.append((part, await _newest(opened, stream, part)))
+    return found
 
 
 async def _newest(opened: OpenedService, stream: str, part: StreamPart) -> Manifest | None:
@@ -201,5 +250,6 @@ def as_json(seen: StreamPreview) -> dict[str, Any]:
         "source_next_offset": seen.source_next_offset,
         "committed_offset": seen.committed_offset,
         **(numbers if seen.is_known else dict.fromkeys(numbers)),
+        "unknown": seen.unknown_because or None,
         "error": None if seen.error is None else str(seen.error),
     }

@@ -16,6 +16,8 @@ Invariants:
 - An answer to any request renews the patience of all.
 - When patience is spent, all waiting requests fail at the same moment.
 - A waiting request holds no turn of `LimitedStore`.
+- A caller hears of a store that answers nothing: no small request waits for longer than `SILENT_SECONDS`
+  without an event. A large one may take long because its bytes do.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import logging
 import math
 import random as randomness
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -57,6 +60,12 @@ _NEVER: Final[tuple[type[OffloadError], ...]] = ()
 
 NOTICE_SECONDS: Final = 5.0
 """The shortest time between two `Waiting` events of a store."""
+
+SILENT_SECONDS: Final = 5.0
+"""A store that has answered nothing for this long is announced, so a person hears of it within 10 s."""
+
+SMALL_SIZE_BYTES: Final = 1024 * 1024
+"""A read of at most so many bytes is a small request."""
 
 BLIP_SECONDS: Final = 1.0
 """A wait shorter than this is not announced."""
@@ -126,7 +135,7 @@ class RetryingStore(StoreDecorator):
                 raise _BodyFailed from watched.error
 
         try:
-            await self.retry("put", put, on=_REFUSED_OR_UNKNOWN)
+            await self.retry("put", put, on=_REFUSED_OR_UNKNOWN, is_small=False)
         except _BodyFailed as failed:
             # The caller gets the source's own error, with its cause, and never sees the class of this module.
             raise watched.error or failed from None
@@ -140,7 +149,8 @@ class RetryingStore(StoreDecorator):
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Read the object. Repeats after a refusal."""
-        return await self.retry("get", lambda: self.inner.get(key, span))
+        is_small = span is None or span.length <= SMALL_SIZE_BYTES
+        return await self.retry("get", lambda: self.inner.get(key, span), is_small=is_small)
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Ask for the checksum. Repeats after a refusal."""
@@ -163,12 +173,16 @@ class RetryingStore(StoreDecorator):
         attempts = self._attempts("list")
         while True:
             try:
-                async for row in self.inner.list(prefix, after=after):
+                rows = self.inner.list(prefix, after=after)
+                with attempts.announced():
+                    row = await anext(rows, None)
+                while row is not None:
                     # `answered` comes before the yield, during which the consumer may take any time. After
                     # it, this old answer could end a trouble that began meanwhile.
                     after = row.key
                     attempts.answered()
                     yield row
+                    row = await anext(rows, None)
             except TryAgain as error:
                 if not await attempts.pause(error):
                     raise
@@ -182,13 +196,17 @@ class RetryingStore(StoreDecorator):
         attempts, given = self._attempts("list"), set()
         while True:
             try:
-                async for name in self.inner.level(prefix):
+                names = self.inner.level(prefix)
+                with attempts.announced():
+                    name = await anext(names, None)
+                while name is not None:
                     # A name that comes again is no progress. If it counted as an answer, a level that always
                     # breaks off at the same place would be repeated for ever.
                     if name not in given:
                         given.add(name)
                         attempts.answered()
                         yield name
+                    name = await anext(names, None)
             except TryAgain as error:
                 if not await attempts.pause(error):
                     raise
@@ -219,15 +237,18 @@ class RetryingStore(StoreDecorator):
         request: Callable[[], Awaitable[T]],
         *,
         on: tuple[type[OffloadError], ...] = _REFUSED,
+        is_small: bool = True,
     ) -> T:
         """Repeat `request` until it returns, raises an error that is not in `on`, or patience ends.
 
-        `operation` is its name in `StoreMetrics`.
+        `operation` is its name in `StoreMetrics`. A request that `is_small` is announced while it has no
+        answer.
         """
         attempts = self._attempts(operation)
         while True:
             try:
-                result = await request()
+                with attempts.announced() if is_small else nullcontext():
+                    result = await request()
             except (NotFound, AlreadyExists):
                 # Only a store that works can say so. As an answer, it renews the patience of all requests.
                 attempts.answered()
@@ -276,6 +297,7 @@ class _Patience:
     """
 
     __slots__ = (
+        "_answered_at",
         "_clock",
         "_emit",
         "_failed_at",
@@ -302,8 +324,8 @@ class _Patience:
         self._since: float | None = None
         """The time at which the trouble began. None if there is none."""
 
-        # The time of the newest failure, and that of the newest failure that was announced.
-        self._failed_at = self._noticed_at = -math.inf
+        # The times of the newest answer, of the newest failure, and of the newest announcement.
+        self._answered_at = self._failed_at = self._noticed_at = -math.inf
 
     def begin(self) -> None:
         """Note that a request begins now."""
@@ -314,7 +336,22 @@ class _Patience:
 
     def answered(self) -> None:
         """End the trouble: the store answered a request."""
-        self._since = None
+        self._since, self._answered_at = None, self._clock()
+
+    def announce(self, asked_at: float) -> float:
+        """Announce that a request of this time has no answer. Return the seconds until the next look.
+
+        Nothing is announced if the store answered another request a short time ago: it is slow, not silent.
+        """
+        now = self._clock()
+        since = max(asked_at, self._answered_at)
+        if now - since < SILENT_SECONDS:
+            return since + SILENT_SECONDS - now
+        if now - self._noticed_at >= NOTICE_SECONDS:
+            self._noticed_at = now
+            began = since if self._since is None else self._since
+            self._waits(TryAgain(f"{self._url}: no answer yet"), now - began)
+        return 2 * SILENT_SECONDS
 
     async def pause(self, error: OffloadError, failures: int) -> bool:
         """Wait and return True if the request may be repeated. Return False if it may not.
@@ -346,6 +383,9 @@ class _Patience:
         if waited + pause < BLIP_SECONDS or self._failed_at - self._noticed_at < NOTICE_SECONDS:
             return
         self._noticed_at = self._failed_at
+        self._waits(error, waited)
+
+    def _waits(self, error: OffloadError, waited: float) -> None:
         self._emit(
             Waiting(
                 url=self._url,
@@ -354,6 +394,10 @@ class _Patience:
                 patience_seconds=self.policy.patience_seconds,
             )
         )
+
+    def now(self) -> float:
+        """Return the time of the clock."""
+        return self._clock()
 
 
 class _Attempts:
@@ -371,6 +415,21 @@ class _Attempts:
         """Count failures from 0 again: the store answered this request, if only with a row of a listing."""
         self._failures = 0
         self._patience.answered()
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Announce every few seconds that the request inside has no answer."""
+        loop, asked_at = asyncio.get_running_loop(), self._patience.now()
+        timer = loop.call_later(SILENT_SECONDS, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            timer = loop.call_later(self._patience.announce(asked_at), look)
+
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def pause(self, error: OffloadError) -> bool:
         """Count a failure, and do as `_Patience.pause`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,16 @@ from osiris_data import DATA
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.cli.questions import Incident
-from offload.errors import Denied
+from offload.cli.run_check import NO_PRICES, cost_as_json, cost_text
+from offload.contracts.source import SourceStream
+from offload.errors import Denied, TryAgain
 from offload.service.asking import AskedProcess
+from offload.service.assembly import OpenedService
+from offload.service.config import RunConfig
+from offload.service.costs import cost_of
 from offload.service.preview import StreamPreview
+
+NO_LISTEN = "the configuration has no `listen`"
 
 
 def source_url(folder: Path) -> str:
@@ -76,7 +85,7 @@ def of_config(tmp_path: Path, port: int, more: str = "", *, options: Sequence[st
     return offload("status", tmp_path / "run.toml", *options)
 
 
-def answers(ran: Ran) -> list[str]:
+def answers(ran: Ran) -> list[Any]:
     return [each["answer"] for each in ran.document["questions"]]
 
 
@@ -126,8 +135,9 @@ def test_a_number_that_cannot_be_read_is_not_known_and_never_0(tmp_path: Path, a
 
     assert ran.code == 1
     assert ran.lines[1].split("\t") == ["tiny", *["not known"] * 7]
-    assert ran.lines[2].startswith("1 stream, 0 behind ")
-    assert ran.lines[2].endswith("; not known for 1 stream")
+    assert ran.lines[2].startswith("1 stream; not known how far behind ")
+    assert ", because stream 'tiny': " in ran.lines[2]
+    assert row["unknown"].startswith("stream 'tiny': ")
     assert (row["source_next_offset"], row["lag_records"], row["stored_bytes"]) == (None, None, None)
     assert '"*": 1 stream, ' in checked.text
     assert "tiny\t" + "not known\t" * 6 in checked.text
@@ -160,7 +170,8 @@ def test_the_five_questions_are_answered_by_the_process_the_source_and_the_tier(
     assert behind.startswith("1 of 1 stream, by 3 records, ")
     assert waiting == "the source: x\ny (and 1 more)"
     assert (loss.startswith("3 records, "), loss.endswith(" B that no other replica has")) == (True, True)
-    assert cost == "not known for this store"
+    assert cost is None
+    assert ran.document["cost_unknown"].startswith("this store has no price here")
     assert ran.document["process"] == status
 
 
@@ -190,8 +201,10 @@ def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path
         "What would be lost if the source's disk died now", "What does it cost",
     ]  # fmt: skip
     assert [line.partition("? ")[2] for line in lines[2:8:2]] == [
-        "no stream is behind", "nothing", "nothing that is not on the tier",
-    ]  # fmt: skip
+        "no stream is behind",
+        f"nothing that source and tier show; not known of a process, because {NO_LISTEN}",
+        "nothing that is not on the tier",
+    ]
     commands = [shlex.split(line) for line in lines[1::2]]
     assert [command[0] for command in commands] == ["systemctl", *["offload"] * 4]
     for _, *arguments in commands[1:]:
@@ -219,13 +232,17 @@ def test_a_process_that_does_not_say_its_status_is_not_taken_for_running(
     assert ran.document["process"] is None
 
 
-@pytest.mark.parametrize("change", [{"error": Denied("no right")}, {"begins_part": True}])
-def test_a_stream_that_cannot_be_compared_is_never_counted_as_safe(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"error": Denied("no right")}, {"begins_part": True}, {"not_asked": "x"}])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_stream_that_cannot_be_compared_is_never_counted_as_safe(
+    change: dict[str, Any], others: int
+) -> None:
     """Its lag of 0 says nothing, also if it goes on in a new part."""
+    known = StreamPreview(stream="safe", glob="*", source_next_offset=9)
     asked = Incident(
         arguments=["source", "a tier"],
         tier="a tier",
-        streams=[StreamPreview(stream="orders", glob="*", **change)],
+        streams=[StreamPreview(stream="orders", glob="*", **change), *[known] * others],
         left_out=0,
         process=AskedProcess(),
         cost=None,
@@ -233,13 +250,13 @@ def test_a_stream_that_cannot_be_compared_is_never_counted_as_safe(change: dict[
 
     found = {each.question: each for each in asked.answers()}
 
-    unknown = "; not known for 1 stream that cannot be compared"
-    assert found["How far behind is the tier?"].answer == "no stream is behind" + unknown
+    behind = found["How far behind is the tier?"]
     lost = found["What would be lost if the source's disk died now?"]
-    assert (lost.answer, lost.command) == (
-        "nothing that is not on the tier" + unknown,
-        "offload verify 'a tier'",
-    )
+    for answer in (behind, lost):
+        assert (answer.unknown or "").startswith("stream 'orders': ")
+        assert (answer.answer is None) is (others == 0)
+        assert f"not known{' for 1 stream' if others else ''}, because stream 'orders': " in answer.text
+    assert lost.command == "offload verify 'a tier'"
 
 
 def test_what_is_not_known_is_never_shown_as_nothing(tmp_path: Path) -> None:
@@ -258,6 +275,94 @@ def test_what_is_not_known_is_never_shown_as_nothing(tmp_path: Path) -> None:
     running, behind, waiting, loss, _ = answers(ran)
     assert ran.code == 1
     assert running == f"no process answers on http://127.0.0.1:{port}: Connection refused"
-    assert behind.endswith("; not known for 1 stream that cannot be compared")
+    assert "; not known for 1 stream, because stream 'other': " in behind
     assert waiting.startswith("stream 'other': ")
-    assert "; not known for 1 stream that cannot be compared; and 1 stream with `follow = false`" in loss
+    assert "; not known for 1 stream, because stream 'other': " in loss
+    assert loss.endswith("; and 1 stream with `follow = false`")
+
+
+class TestASilentStore:
+    """A port that accepts every connection, and answers none of its requests."""
+
+    @pytest.fixture
+    def tier(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+        """Yield the arguments of a tier there. Patience and the time until the first line are short."""
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        monkeypatch.setattr("offload.store.retry.SILENT_SECONDS", 0.1)
+        with answering(None) as port:
+            options = (f"endpoint_url=http://127.0.0.1:{port}", "patience_seconds=1")
+            yield ["s3://bucket/tier", *(word for option in options for word in ("-o", option))]
+
+    def test_every_answer_is_not_known_and_the_first_line_comes_while_it_waits(self, tier: list[str]) -> None:
+        ran = offload("status", source_url(DATA / "tiny"), *tier, "--unused")
+
+        silence = "s3://bucket/tier does not answer: waited for 1 s"
+        assert ran.code == 1
+        waiting = r"note: waiting for s3://bucket/tier for \d s of at most 1 s: no answer yet"
+        assert re.match(waiting, ran.stderr)
+        assert ran.lines[1].split("\t") == ["tiny", *["not known"] * 8]
+        unknown = f"not known, because stream 'tiny': {silence}"
+        assert [line.partition("? ")[2] for line in ran.lines[-10::2]] == [
+            f"not known, because {NO_LISTEN}",
+            unknown, f"stream 'tiny': {silence}", unknown, f"not known, because {NO_PRICES}",
+        ]  # fmt: skip
+        said = ran.stdout.decode()
+        assert "is behind" not in said
+        assert "at least" not in said
+        assert f"the unused objects are not known: {silence}" in ran.stderr
+
+    def test_json_has_null_and_a_reason_for_what_is_not_known(self, tier: list[str]) -> None:
+        ran = offload("status", source_url(DATA / "tiny"), *tier, "--unused", "--json")
+
+        (row,) = ran.document["streams"]
+        nulls = ("lag_records", "lag_seconds", "stored_bytes", "fragments_per_month", "unused_bytes")
+        assert ran.code == 1
+        assert [row[name] for name in nulls] == [None] * 5
+        assert all("does not answer" in row[name] for name in ("unknown", "unused_unknown"))
+        assert (ran.document["cost_per_month"], ran.document["cost_unknown"]) == (None, NO_PRICES)
+        assert [each["answer"] for each in ran.document["questions"]][1::2] == [None, None]
+        assert all(each["answer"] or each["unknown"] for each in ran.document["questions"])
+
+    def test_it_is_asked_for_few_streams_and_then_for_no_other(
+        self, tier: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of a thousand streams would wait as long as the first one."""
+        monkeypatch.setattr("offload.cli.run_check.SNAPSHOTS_AT_ONCE", 1)
+        asked = []
+
+        async def unanswered(opened: OpenedService, stream: SourceStream) -> StreamPreview:
+            asked.append(stream.name)
+            return StreamPreview(stream=stream.name, glob="*", error=TryAgain("dead"), is_unanswered=True)
+
+        monkeypatch.setattr("offload.cli.run_check.preview_stream", unanswered)
+        for name in ("a", "b", "c"):
+            write_stream(tmp_path / name, simple_chunks(1))
+
+        ran = offload("status", source_url(tmp_path), *tier, "--json")
+
+        assert (len(asked), [row["error"] for row in ran.document["streams"]]) == (1, ["dead"] * 3)
+        assert [line for line in ran.stderr.splitlines() if "dead" in line] == [
+            "offload: stream 'a': dead (and 2 more streams)"
+        ]
+
+
+def test_the_cost_of_streams_of_which_none_is_known_is_no_number() -> None:
+    unseen = StreamPreview(stream="orders", glob="*", error=TryAgain("dead"))
+    config = RunConfig.model_validate({"source": "rabbitmq:///x", "tier": "s3://b/t"})
+
+    none, some = cost_of(config, [unseen]), cost_of(config, [unseen, replace(unseen, source_next_offset=9)])
+
+    assert cost_text(none) == "cost: not known, because no stream could be compared with the tier"
+    assert cost_as_json(none)["cost_per_month"] is None
+    assert cost_text(some).startswith("cost of a month: at least 0.00 ")
+
+
+def test_a_source_of_which_no_stream_is_followed_is_not_called_safe() -> None:
+    asked = Incident(
+        arguments=["s", "t"], tier="t", streams=[], left_out=1, process=AskedProcess(), cost=None
+    )
+
+    _, behind, _, loss, _ = (each.text for each in asked.answers())
+
+    assert (behind, loss) == ("there is no stream to compare", "1 stream with `follow = false`")

@@ -39,7 +39,7 @@ def config_of(tier: str = "s3://bucket/tier", **changes: Any) -> RunConfig:
 
 
 def preview(**changes: Any) -> StreamPreview:
-    return StreamPreview(stream="s", glob="*", **changes)
+    return StreamPreview(stream="s", glob="*", **{"source_next_offset": 9, **changes})
 
 
 async def follow(

@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from offload.contracts.events import Event, Waiting
-from offload.contracts.store import Body
+from offload.contracts.store import Body, Buffer, Listed, Span, Suffix
 from offload.errors import (
     AlreadyExists,
     Denied,
@@ -295,6 +295,53 @@ def test_a_waiting_request_is_announced_every_few_seconds_with_cause_and_end() -
     assert waited[0] < NOTICE_SECONDS
     assert min(pauses) >= NOTICE_SECONDS
     assert max(pauses) < 2 * NOTICE_SECONDS
+
+
+class Silent(MemoryStore):
+    """A store that answers nothing until a first event is heard."""
+
+    def __init__(self) -> None:
+        super().__init__(objects={"key": b"data"})
+        self.heard = asyncio.Event()
+        self.events: list[Event] = []
+
+    def hear(self, event: Event) -> None:
+        self.events.append(event)
+        self.heard.set()
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
+        """Wait."""
+        await self.heard.wait()
+        return await super().get(key, span)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Wait."""
+        await self.heard.wait()
+        async for row in super().list(prefix, after=after):
+            yield row
+
+
+@pytest.mark.parametrize("operation", ["get", "list"])
+def test_a_store_that_does_not_answer_is_announced_before_anything_fails(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setattr("offload.store.retry.SILENT_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        silent = Silent()
+        store = RetryingStore(silent, emit=silent.hear)
+
+        if operation == "get":
+            assert bytes(await store.get("key")) == b"data"
+        else:
+            assert [row.key async for row in store.list("")] == ["key"]
+
+        event = silent.events[0]
+        assert isinstance(event, Waiting)
+        assert (event.url, str(event.error)) == ("memory://", "memory://: no answer yet")
+        assert event.waited_seconds >= 0.01
+
+    asyncio.run(scenario())
 
 
 def test_a_request_that_succeeds_at_the_second_attempt_is_not_announced() -> None:
