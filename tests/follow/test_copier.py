@@ -7,7 +7,7 @@ from follower_world import World, run
 from growing_source import GrowingStream
 from managed_world import contribute
 
-from offload import build_chunk
+from offload import StreamWriter, build_chunk
 from offload.errors import Conflict, Corrupt, Diverged
 from offload.model.part import StreamPart
 from offload.store.faults import Fault, Rule
@@ -48,6 +48,17 @@ def test_histories_are_compared_again_if_a_rival_appended_before_the_claim(chunk
                 await late.copy(snapshot, snapshot.next_offset)
 
         assert await world.committed() == rivals.next_offset
+
+    run(scenario)
+
+
+def test_a_tier_without_data_that_goes_on_within_a_chunk_of_the_source_is_another_history() -> None:
+    async def scenario(world: World) -> None:
+        world.source.append(2)
+        await StreamWriter.claim(world.tier(), "orders", first_offset=15)
+
+        with pytest.raises(Diverged, match="no chunk of the source begins there"):
+            await copy_all(copier(world), world.source)
 
     run(scenario)
 

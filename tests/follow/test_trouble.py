@@ -59,10 +59,13 @@ class TestASourceThatIsCut:
             restarted = world.follower(source=cut)
             await world.run(restarted, LAG)
             assert not restarted.status.is_behind
+            world.store.calls.clear()
             await world.run(restarted, RULES.alarm_seconds)
 
             assert restarted.status.is_behind
             assert restarted.status.state is FollowState.STANDBY
+            # It has nothing to copy, so it looks at the root only now and then.
+            assert sum(call.operation == "list" for call in world.store.calls) <= 6
 
         run(scenario)
 
@@ -321,6 +324,26 @@ class TestStatus:
             assert status.is_late
             await world.run(killed, 2 * RULES.takeover_seconds)
             assert (await world.committed(), killed.status.lag_seconds) == (30, 0)
+
+        run(scenario)
+
+    def test_the_lag_of_a_process_that_stands_by_grows_while_it_has_an_error(self) -> None:
+        """It does not know whether the leader goes on."""
+
+        async def scenario(world: World) -> None:
+            world.source.append()
+            await world.run(world.follower(), LAG)  # killed without a word
+            written_ms = int(world.clock.now * 1000)
+            world.source.append(timestamp_ms=written_ms)
+            standby = world.follower()
+            await world.run(standby, LAG)
+            looked_ms = standby._root_ms
+            world.source.error = TryAgain("the folder is away")
+            await world.run(standby, 5 * LAG)
+
+            status = standby.status
+            assert (status.state, standby._root_ms) == (FollowState.STANDBY, looked_ms)
+            assert status.lag_seconds == (int(world.clock.now * 1000) - written_ms) / 1000
 
         run(scenario)
 
