@@ -367,6 +367,27 @@ class TestWhoBeginsAPart:
 
         run(scenario)
 
+    def test_a_replica_behind_the_epoch_of_uploads_that_were_adopted_begins_none(self) -> None:
+        """They do not close its gap, and show that a later leader wrote before it."""
+
+        async def scenario(world: World) -> None:
+            source, stale = world.replicas[:2]
+            source.write(1, 2)
+            stale.fetch(source)
+            await world.run(0)
+            source.write(5, 2)
+            assert await crash_at(world, 0, "create", 2), "both chunks are uploaded"
+            stale.write(3, 4)
+            stale.drop(5)
+
+            report = await world.sync(stale, new_part=True)
+
+            assert "the source's leader epoch 3 is behind 5, which is on the tier" in str(report.error)
+            assert world.begun() == []
+            assert await world.logs() == [source.log()]
+
+        run(scenario)
+
     def test_a_deleted_part_is_not_written_again(self) -> None:
         async def scenario(world: World) -> None:
             source = await with_gap(world)

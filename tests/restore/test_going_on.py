@@ -426,6 +426,27 @@ def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() 
     run(scenario)
 
 
+def test_a_part_that_lost_its_data_to_retention_goes_on_where_its_source_begins_now() -> None:
+    """Neither side has the chunk any more behind which the part begins."""
+
+    async def scenario(world: World) -> None:
+        part = await world.restore()
+        world.publish(3)
+        await world.sync()
+        end = (await world.tier().load_manifest(part.name)).next_offset
+        await trim(world.tier(), part.name, Retention(before_offset=end))
+        world.publish(2)
+        world.broker.stored = [each for each in world.broker.stored if each[0] >= end]
+
+        report = await world.sync()
+
+        assert (report.part, report.error) == (part, None)
+        manifest = await world.tier().load_manifest(part.name)
+        assert (manifest.first_offset, manifest.next_offset) == (end, end + 2)
+
+    run(scenario)
+
+
 def test_a_part_that_lost_its_data_to_retention_is_not_taken_for_one_that_was_not_used() -> None:
     async def scenario(world: World) -> None:
         part = await world.restore()
