@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from offload.service.assembly import OpenedService
     from offload.service.config import RunConfig
     from offload.service.seeing import Seeing
+    from offload.streams.instance import Instance
 
 
-OF_THE_PROCESS: Final = {"listen"}
+OF_THE_PROCESS: Final = {"listen", "instance"}
 """The options that say nothing about streams."""
 
 _log: Final = logging.getLogger(__name__)
@@ -92,6 +94,15 @@ Listen = Annotated[
         "this machine only.",
     ),
 ]
+InstanceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--instance",
+        metavar="FILE",
+        help="The file of this process's identity, made at the first start. With it, a process that was "
+        "killed goes on at once when it is started again.",
+    ),
+]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
 LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least level that is logged.")]
 CheckOnly = Annotated[
@@ -113,6 +124,7 @@ def run(
     encrypt: Encrypt = None,
     keys: Keys = None,
     listen: Listen = None,
+    instance: InstanceFile = None,
     option: Options = None,
     source_option: SourceOptionPairs = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -127,6 +139,7 @@ def run(
         "compress": compress,
         "encrypt": encrypt,
         "listen": listen,
+        "instance": instance,
     }
     pairs = {"options": option, "source_options": source_option}
     state: CommandContext = context.obj
@@ -138,13 +151,46 @@ def run(
         return check_run(state, config, json=json)
     if json:
         raise Usage("--json belongs to --check; for a log in JSON use --log-format json")
-    begin_log = partial(
-        log_events, "debug" if state.debug else log_level, is_json=log_format is LogFormat.JSON
+    level = "debug" if state.debug else log_level
+    begin_log = partial(log_events, level, is_json=log_format is LogFormat.JSON)
+    return _kept(state, config, None if tier is not None else Path(source), begin_log)
+
+
+def _instance_of(config: RunConfig, path: Path | None, held: ExitStack) -> tuple[Instance | None, str | None]:
+    """Return the identity of this process, or a note if it can have none. Raises `Conflict` if held."""
+    from offload.service.instance_file import held_instance, instance_path
+
+    place = instance_path(config.instance, path, os.environ)
+    if place is None:
+        return None, None
+    try:
+        return held.enter_context(held_instance(place)), None
+    except OSError as error:
+        why = f"cannot keep the identity of this process in {place}: {error.strerror}"
+    if config.instance is not None:
+        raise Usage(f"{why}; name a file that it can write, or `off`")
+    return None, (
+        f"{why}. If it is killed, it waits `takeover` before it goes on; to go on at once, name a file that "
+        'it can write: instance = "/var/lib/offload/instance"'
     )
-    return _kept(state, config, begin_log)
 
 
-def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None]) -> int:
+def _kept(state: CommandContext, config: RunConfig, path: Path | None, begin_log: Callable[[], None]) -> int:
+    """Follow until a signal. `path` is that of the configuration, if it is a file."""
+    with ExitStack() as held:
+        instance, note = _instance_of(config, path, held)
+        notes = [] if note is None else [note]
+        return _followed(state, config, begin_log, instance, notes)
+
+
+def _followed(
+    state: CommandContext,
+    config: RunConfig,
+    begin_log: Callable[[], None],
+    instance: Instance | None,
+    notes: list[str],
+) -> int:
+    """Follow until a signal. The log begins with the `notes`."""
     from offload.service.assembly import open_service, start_notes
     from offload.service.seeing import Seeing, listener_of
 
@@ -158,12 +204,11 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
             raise Usage(str(error)) from error
         state.is_quiet = True  # the log has the notes of waiting
         begin_log()
-        _log.info(
-            "ledger-offload %s follows %s on %s", version("ledger-offload"), opened.source.url, config.tier
-        )
-        for note in await start_notes(opened):
+        release = version("ledger-offload")
+        _log.info("ledger-offload %s follows %s on %s", release, opened.source.url, config.tier)
+        for note in [*notes, *await start_notes(opened)]:
             _log.warning("%s", note)
-        await _served(state, config, opened, seeing, listener)
+        await _served(state, config, opened, seeing, listener, instance)
 
     try:
         run_async(main)
@@ -171,9 +216,8 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
         stopped = f"stopped after {config.stop_seconds:g} s, before the uploads in flight were committed"
         raise OffloadError(f"{stopped}; what is committed is safe, and the next start continues") from error
     except asyncio.CancelledError as error:
-        raise OffloadError(
-            "stopped at once; what is committed is safe, and the next start continues"
-        ) from error
+        stopped = "stopped at once; what is committed is safe, and the next start continues"
+        raise OffloadError(stopped) from error
     return 0
 
 
@@ -183,6 +227,7 @@ async def _served(
     opened: OpenedService,
     seeing: Seeing,
     listener: socket | None,
+    instance: Instance | None,
 ) -> None:
     """Follow the streams until a signal ends the process."""
     from offload.service.commanding import PauseNotes
@@ -191,7 +236,7 @@ async def _served(
 
     with door_of(config, os.environ) as door:
         notes = PauseNotes.beside(door)
-        dispatcher = opened.dispatcher(seeing.emit, notes.of)
+        dispatcher = opened.dispatcher(seeing.emit, instance, notes.of)
         upkeep = opened.upkeep(dispatcher, seeing.emit)
         beside = seeing.companions(
             [dispatcher], upkeep, state.session, listener, os.environ, config.tier, door=door, notes=notes

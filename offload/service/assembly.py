@@ -39,6 +39,7 @@ from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules, FollowState
+from offload.streams.instance import Instance
 from offload.streams.pauses import PausedBefore
 from offload.streams.vouched import VouchedSource
 
@@ -83,6 +84,7 @@ class OpenedService:
     def dispatcher(
         self,
         emit: Callable[[Event], None],
+        instance: Instance | None = None,
         paused_before: Callable[[str], PausedBefore | None] = lambda stream: None,
     ) -> Dispatcher:
         """Return the dispatcher of the source's streams."""
@@ -91,6 +93,7 @@ class OpenedService:
             plan_of=self.plan_of,
             env=self.session.env,
             emit=emit,
+            instance=instance,
             turns_max=self.turns_max,
             discover_seconds=self.config.discover_seconds,
             stop_seconds=self.config.stop_seconds,

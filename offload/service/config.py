@@ -8,7 +8,7 @@
     [streams."GLOB"]      what is done with the streams whose names match
     [upkeep]              when the tier is kept in order; "off" leaves a job out
     [prices]              what requests and storage cost, for `--check`
-    memory, listen, control, stop_seconds, discover
+    memory, listen, control, stop_seconds, discover, instance
 
 The tables of streams are tried in the order of the file, and the first that matches a name counts, alone. The
 table `"*"` is the default: it comes last, wherever it is in the file. Without it, the defaults of this module
@@ -100,6 +100,12 @@ def _encrypt(value: str) -> str:
 def _of_broker(value: str | None, info: ValidationInfo) -> str | None:
     if value is not None and info.data.get("broker") is None:
         raise ValueError("is for the broker, and `broker` is missing")
+    return value
+
+
+def _instance(value: str) -> str:
+    if not value or "\0" in value:
+        raise ValueError(f'expected the name of a file, or "{OFF}"')
     return value
 
 
@@ -228,6 +234,8 @@ class RunConfig(_Section):
 
     stop_seconds: float = Field(default=20.0, ge=0)
     discover_seconds: Seconds = Field(default=30.0, alias="discover", gt=0)
+    instance: Annotated[str, AfterValidator(_instance)] | None = None
+    """The file of the identity of this process, or "off". None: beside the configuration, if there is one."""
 
     @model_validator(mode="after")
     def _default_last(self) -> RunConfig:

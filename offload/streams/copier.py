@@ -36,6 +36,7 @@ from offload.model.part import StreamPart
 from offload.streams.behind import open_behind
 from offload.streams.handles import CutHandle
 from offload.streams.history import agreement, check_continues, first_damage, newest
+from offload.streams.instance import Instance
 from offload.streams.parts import check_part, close_before, refuse_closed_part, refuse_name_of_part
 from offload.streams.writer import StreamWriter
 
@@ -56,6 +57,8 @@ class StreamCopier:
     extra_metadata: Mapping[str, str] = field(default_factory=dict)
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
+    instance: Instance | None = None
+    """The identity that the claims of this copier have. None: they have none."""
     writer: StreamWriter | None = None
     manifest: Manifest | None = None
     """The newest manifest that this copier has seen."""
@@ -173,6 +176,7 @@ class StreamCopier:
             first_offset=snapshot.first_offset,
             source_epoch=snapshot.epoch,
             expected_version=expected_version,
+            writer=None if self.instance is None else self.instance.fresh_writer(self.env.uuid()),
             agree=agreement(self.offloader, self.stream, snapshot, check=self.check),
             env=self.env,
         )

@@ -31,10 +31,14 @@ from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError
 from offload.streams.follow_rules import FollowRules, FollowStatus
 from offload.streams.follower import Follower
+from offload.streams.instance import Instance
 from offload.streams.pauses import LookAtPlace, PausedBefore, look_nowhere
 
 __all__ = ["Dispatcher"]
 
+
+START_SECONDS: Final = 1.0
+"""The time over which the first looks of all streams are spread."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -79,6 +83,8 @@ class Dispatcher:
     """
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
+    instance: Instance | None = None
+    """The identity of this process. None: it does not take over from its earlier lives at once."""
     turns_max: int = 4
     discover_seconds: float = 30.0
     """The time between two looks for streams that were created or deleted."""
@@ -186,15 +192,17 @@ class Dispatcher:
             emit=self.emit,
             is_ending=ending.is_set,
             place=self.place,
+            instance=self.instance,
         )
         if (before := self.paused_before(stream.name)) is not None:
             follower.recall(before)
         return _Followed(follower, ending)
 
     async def _follow(self, followed: _Followed, turns: asyncio.Semaphore) -> None:
-        follower = followed.follower
-        # The first looks of many streams are spread over time, and with them all later ones.
-        await self._sleep(follower.rules.look_seconds * self.env.random(), followed.waking)
+        follower, share = followed.follower, self.env.random()
+        # The first looks come soon after the start, and those of many streams are spread over time, and with
+        # the second ones all later ones.
+        await self._sleep(share * min(follower.rules.look_seconds, START_SECONDS), followed.waking)
         while not followed.ending.is_set():
             followed.waking.clear()
             asked, followed.asked = followed.asked, []
@@ -202,7 +210,8 @@ class Dispatcher:
             for each in asked:
                 if not each.done():
                     each.set_result(None)
-            await self._sleep(seconds, followed.waking)
+            await self._sleep(share * seconds, followed.waking)
+            share = 1.0
         if follower.source.name in self._deleted:
             self._deleted.remove(follower.source.name)
             await self._note_lost_tail(follower)

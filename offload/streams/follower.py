@@ -60,6 +60,7 @@ from offload.streams.copier import StreamCopier
 from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.streams.gaps import Losses
+from offload.streams.instance import Instance
 from offload.streams.parts import begin_part, newest_part
 from offload.streams.pauses import (
     SIGNS_SECONDS,
@@ -106,6 +107,8 @@ class Follower:
     """Returns True when the process stops. A copy whose turn comes then is not begun."""
     place: LookAtPlace = look_nowhere
     """Looks at the place of the tier, for signs that what paused the stream is mended."""
+    instance: Instance | None = None
+    """The identity of this process. None: it does not know writers of its earlier lives."""
     state: FollowState = FollowState.STANDBY
 
     _part: StreamPart = field(init=False)
@@ -118,6 +121,8 @@ class Follower:
     _arrivals: Arrivals = field(default_factory=Arrivals)
     _source_first_offset: int | None = None
     _source_next_offset: int | None = None
+    _begun_offset: int = 0
+    """The end of the source at the first look of this process."""
     _seen_seconds: float = 0.0
     """The moment of the newest snapshot."""
     _committed_offset: int | None = None
@@ -136,6 +141,10 @@ class Follower:
     """The newest version that a process that stands by has seen, and when it saw it first."""
     _watch_again_seconds: float = 0.0
     _own_writer: UUID | None = None
+    _retakes: bool = False
+    """True if the root that was seen last is that of an earlier life of this process, which is dead."""
+    _refusals: int = 0
+    """The number of claims of such roots that were refused since this process led last."""
     _error: OffloadError | None = None
     _failures: int = 0
     _pause_of: StreamPause | None = None
@@ -228,7 +237,10 @@ class Follower:
             # Another process leads now. Our data may be its data: nothing is dropped or deleted. A stream
             # that is rebuilt refuses every claim, so the next one is not at once.
             self._stand_by()
-            self._watch_again_seconds = self.env.monotonic() + self._watch_seconds()
+            # The last commit of a dead process may have arrived late. That happens once.
+            self._refusals += 1
+            if not self._retakes or self._refusals > 1:
+                self._watch_again_seconds = self.env.monotonic() + self._watch_seconds()
             return self.rules.look_seconds
         except (TryAgain, OutcomeUnknown) as error:
             self._fail(error)
@@ -240,7 +252,15 @@ class Follower:
             _log.exception("stream %r failed", self.stream)
             return await self._pause(OffloadError(f"{type(error).__name__}: {error}"))
         self._note_success()
-        return 0.0 if has_more else self.rules.look_seconds
+        return 0.0 if has_more else self._pause_seconds()
+
+    def _pause_seconds(self) -> float:
+        """Return the time until the next look, if nothing is left to copy at once."""
+        oldest = self._arrivals.oldest
+        if oldest is None or not self._hurries(oldest.next_offset - 1):
+            return self.rules.look_seconds
+        held_seconds = oldest.seen_seconds + self.rules.hold_back_seconds - self.env.monotonic()
+        return min(held_seconds, self.rules.look_seconds) if held_seconds > 0 else self.rules.look_seconds
 
     def recall(self, before: PausedBefore) -> None:
         """Begin as the process before has left the stream: paused, but it is tried at once."""
@@ -329,6 +349,7 @@ class Follower:
         self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset
         if self._source_next_offset is None and end == snapshot.first_offset:
             _log.info("stream %r: its source has no whole chunk yet: nothing to copy", self.stream)
+        self._begun_offset = end if self._source_next_offset is None else min(self._begun_offset, end)
         self._arrivals.notice(end, since_seconds=since_seconds, seen_seconds=self._seen_seconds)
         self._source_first_offset, self._source_next_offset = snapshot.first_offset, end
         self._forget_copied(snapshot)
@@ -435,7 +456,7 @@ class Follower:
     def _enter(self, part: StreamPart) -> None:
         """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
         if part != self._part:
-            self._part, self._committed_offset = part, None
+            self._part, self._committed_offset, self._own_writer = part, None, None
         self._stand_by()
 
     async def _may_lead(self, snapshot: Snapshot) -> bool:
@@ -453,7 +474,8 @@ class Follower:
         # A source that ends before the tier has nothing to copy, until it has grown again.
         is_behind = manifest is not None and snapshot.next_offset < manifest.next_offset
         can_lead = not is_deposed and not is_behind
-        is_ours = manifest is not None and manifest.writer == self._own_writer
+        self._retakes = manifest is not None and self._is_of_earlier_life(manifest)
+        is_ours = self._retakes or (manifest is not None and manifest.writer == self._own_writer)
         is_free = manifest is None or not _is_at_work(manifest)
         # A process beside a replica leaves the stream to the one beside the leader, unless it works already.
         is_beside = not is_ours and await self.source.leads() is False
@@ -470,6 +492,21 @@ class Follower:
             return True
         self._watch_again_seconds = now + self._watch_seconds()
         return False
+
+    def _is_of_earlier_life(self, manifest: Manifest) -> bool:
+        """Return True if an earlier process with the identity of this one claimed this root."""
+        if self.instance is None or not self.instance.is_of_another(manifest.writer):
+            return False
+        if self._own_writer is not None:  # it claimed after this process did
+            self.instance.note_shared(self._part.name)
+        return not self.instance.is_shared
+
+    def _hurries(self, offset: int) -> bool:
+        """Return True if a record waits for the end of the hold-back alone.
+
+        An earlier life of this process may have let it wait for nearly `max_lag_seconds` already.
+        """
+        return self._retakes and offset < self._begun_offset
 
     def _watch_seconds(self) -> float:
         """Return the time until this process looks at the root again."""
@@ -519,7 +556,10 @@ class Follower:
         """Return the offset up to which to copy now, and whether that is all that is due."""
         now, start = self.env.monotonic(), self._copier.start(snapshot)
         since = now if self._arrivals.oldest is None else self._arrivals.oldest.since_seconds
-        is_late = since + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
+        is_late = (
+            self._hurries(start)
+            or since + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
+        )
         until_within = partial(
             due, snapshot, start, is_late=is_late, fragment_size_bytes=self.rules.fragment_size_bytes
         )
@@ -591,7 +631,9 @@ class Follower:
                 return
             self.emit(StreamResumed(stream=self.stream))
         self._error, self._pause_of, self._failures = None, None, 0
-        self.state = FollowState.STANDBY if self._copier.writer is None else FollowState.LEADING
+        self.state = FollowState.STANDBY
+        if self._copier.writer is not None:
+            self.state, self._refusals = FollowState.LEADING, 0
 
     def _is_mended(self, pause: StreamPause) -> bool:
         """Return True if data was committed since the stream paused, or none waits for that."""
@@ -604,7 +646,13 @@ class Follower:
         return committed > pause.committed_offset  # by another process
 
     def _fresh_copier(self) -> StreamCopier:
-        return StreamCopier(part=self._part, offloader=self.offloader, env=self.env, emit=self.emit)
+        return StreamCopier(
+            part=self._part,
+            offloader=self.offloader,
+            env=self.env,
+            emit=self.emit,
+            instance=self.instance,
+        )
 
 
 def _is_at_work(manifest: Manifest) -> bool:

@@ -88,6 +88,7 @@ class StreamWriter:
         first_offset: int = 0,
         source_epoch: int = 0,
         expected_version: int | None = None,
+        writer: UUID | None = None,
         agree: Agree = always,
         env: Env | None = None,
     ) -> Self:
@@ -96,8 +97,9 @@ class StreamWriter:
         `base` is the newest manifest that the caller knows. Without it, the newest is loaded first. A caller
         that has just found no stream passes `is_new`, and nothing is loaded. The commit finds out if a stream
         was begun since.
-        `first_offset` is the stream's first offset if it is new. Raises `Fenced` if `source_epoch` is below
-        the recorded one, and `Conflict` if `expected_version` is given and the newest root has another.
+        `first_offset` is the stream's first offset if it is new. `writer` is a UUID that was never used; by
+        default it is random. Raises `Fenced` if `source_epoch` is below the recorded one, and `Conflict` if
+        `expected_version` is given and the newest root has another.
         """
         env = env or Env()
         # An old base is harmless. The commit applies the claim to the newest manifest, whether the stream was
@@ -107,7 +109,7 @@ class StreamWriter:
                 base = await offloader.load_manifest(stream)
         change = Claim(
             stream=stream,
-            writer=env.uuid(),
+            writer=writer or env.uuid(),
             first_offset=first_offset,
             source_epoch=source_epoch,
             expected_version=expected_version,
@@ -115,10 +117,10 @@ class StreamWriter:
         manifest = await offloader.commit_manifest(stream, change, base=base, committer=change.writer)
         # Resolve before the first own commit. An append of ours would take the offset that complete fragments
         # of a crashed writer continue, and all their data would have to be uploaded again.
-        writer = cls(offloader=offloader, manifest=manifest, env=env)
-        await writer._resolve(agree)
-        writer.reached = writer.manifest.next_offset
-        return writer
+        claimed = cls(offloader=offloader, manifest=manifest, env=env)
+        await claimed._resolve(agree)
+        claimed.reached = claimed.manifest.next_offset
+        return claimed
 
     async def prepare(self, ledger_ids: Sequence[int]) -> list[Attempt]:
         """Announce one fresh attempt per ledger, in one commit, and return the attempts."""

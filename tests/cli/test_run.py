@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from command_line import PROGRAM, offload
 from osiris_data import DATA
+from osiris_writer import append_chunks, write_stream
 
+from offload import build_chunk
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 
@@ -77,6 +79,57 @@ def test_an_end_that_is_not_clean_is_one_line(
 
     assert ran.code == 1
     assert said in ran.error
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("absent/me", "No such file or directory"), (".", "Is a directory")]
+)
+def test_an_identity_that_was_asked_for_and_cannot_be_kept_is_one_line(
+    tmp_path: Path, place: str, said: str
+) -> None:
+    ran = offload("run", f"rabbitmq://{DATA}/tiny", tmp_path / "tier", "--instance", tmp_path / place)
+
+    assert (ran.code, len(ran.error.splitlines())) == (2, 1)
+    assert f"{said}; name a file that it can write, or `off`" in ran.error
+
+
+def test_a_process_whose_identity_cannot_be_kept_works_and_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(f'source = "rabbitmq://{DATA}/tiny"\ntier = "{tmp_path}/tier"\n')
+    (tmp_path / "run.toml.instance").mkdir()
+    with subprocess.Popen([*PROGRAM, "run", str(config)], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        line = next(line for line in running.stderr if "cannot keep the identity" in line)
+        running.kill()
+    assert 'instance = \\"/var/lib/offload/instance\\"' in line
+
+
+def test_a_process_that_was_killed_goes_on_before_takeover_is_over(tmp_path: Path) -> None:
+    """And a second process with its configuration is refused with one line as long as it lives."""
+    folder, config, tier = tmp_path / "source" / "orders", tmp_path / "run.toml", tmp_path / "tier"
+    write_stream(folder, [chunk(0)])
+    config.write_text(
+        f'source = "rabbitmq://{folder.parent}"\ntier = "{tier}"\n'
+        '[streams."*"]\nmax_lag = "1s"\ntakeover = "1h"\n'
+    )
+    command = [*PROGRAM, "run", str(config), "--log-format", "json"]
+    for epoch in (1, 2):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            lines = (json.loads(line) for line in running.stderr)
+            assert next(line for line in lines if line["event"] == "took_over")["epoch"] == epoch
+            if epoch == 1:
+                second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            running.kill()
+        append_chunks(folder, [chunk(10 * epoch)])
+
+    assert (second.returncode, len(second.stderr.splitlines())) == (1, 1)
+    assert "run.toml.instance runs already" in second.stderr
+    assert [each["value"] for each in offload("read", tier, "orders").objects] == [f"{n}" for n in range(20)]
+
+
+def chunk(offset: int) -> bytes:
+    return build_chunk([b"%d" % (offset + i) for i in range(10)], offset=offset, timestamp_ms=1, epoch=1)
 
 
 def shown(url: str) -> str:

@@ -262,25 +262,29 @@ def test_a_stream_that_fails_stops_no_other(error: Any) -> None:
     asyncio.run(scenario())
 
 
-def test_the_first_looks_of_many_streams_are_spread_over_the_time_between_two_looks() -> None:
+def test_the_looks_of_many_streams_begin_within_a_second_and_are_spread_over_the_time_between_two() -> None:
     async def scenario() -> None:
         source, stopping, slept, draws = GrowingSource(), asyncio.Event(), list[float](), [0.1, 0.5, 0.9]
         source.held = [GrowingStream(name=f"s{number}") for number in range(3)]
+        rules = replace(RULES, max_lag_seconds=50.0)
 
         async def sleep(seconds: float) -> None:
             slept.append(seconds)
-            await stopping.wait()
+            if seconds not in draws:
+                await stopping.wait()
 
         env = replace(fast(), sleep=sleep, random=iter(draws).__next__)
-        running = asyncio.create_task(dispatcher(source, MemoryStore(), env=env).run(stopping))
+        tier = ObjectStoreOffloader(MemoryStore())
+        following = dispatcher(source, MemoryStore(), env=env, plan_of=lambda stream: (tier, rules))
+        running = asyncio.create_task(following.run(stopping))
 
         async def all_sleep() -> bool:
-            return len(slept) == 4
+            return len(slept) == 7
 
         await until(all_sleep)
         stopping.set()
         await running
-        assert {draw * RULES.look_seconds for draw in draws} < set(slept)
+        assert {*draws, *(draw * rules.look_seconds for draw in draws)} <= set(slept)
 
     asyncio.run(scenario())
 
