@@ -137,6 +137,27 @@ class TestTheEnd:
 
         run(scenario)
 
+    def test_a_part_that_is_begun_between_two_steps_keeps_the_parts_that_are_left(self, end: End) -> None:
+        async def scenario(_: World) -> None:
+            world = await made()
+            process = Process(world)
+
+            async def begin(operation: str, key: str) -> None:
+                # Behind the tombstone of the second part.
+                if operation == "create" and key.startswith("orders-part-2/metadata/root."):
+                    tier = world.tier(world.ring(OWN))
+                    await tier.begin_part(StreamPart("orders", 3), before=None)
+                    await StreamWriter.claim(tier, "orders-part-3", first_offset=200)
+
+            process.store.after = begin
+            with pytest.raises(Conflict, match="'orders-part-3' was begun meanwhile as a part"):
+                await end(process)
+
+            names = [each.stream for each in await live_manifests(world.tier(), "orders")]
+            assert names == ["orders", "orders-part-3"]
+
+        run(scenario)
+
     def test_a_process_that_stalls_while_it_begins_a_part_begins_none_behind_the_end(self, end: End) -> None:
         async def act(world: World) -> None:
             with suppress(Conflict):
