@@ -203,6 +203,30 @@ class TestTheEnd:
 
         run(scenario)
 
+    def test_a_part_that_is_claimed_while_it_gets_a_tombstone_keeps_its_writer(self, end: End) -> None:
+        """A crash left it without a root, and its process has come back."""
+
+        async def scenario(_: World) -> None:
+            world = await made()
+            tier, process, writers = world.tier(world.ring(OWN)), Process(world), list[StreamWriter]()
+
+            async def begin(part: StreamPart) -> None:
+                await tier.begin_part(part, before=None)
+
+            async def claim(operation: str, key: str) -> None:
+                if operation == "create" and key.startswith("orders-part-3/metadata/root.") and not writers:
+                    writers.append(await StreamWriter.claim(tier, "orders-part-3", is_new=True))
+
+            await record_part(tier, StreamPart("orders", 2), begin)
+            process.store.before = claim
+            with pytest.raises(Conflict, match="'orders-part-3' was begun meanwhile as a part"):
+                await end(process)
+
+            [live] = await live_manifests(tier, "orders")
+            assert live.writer == writers[0].writer
+
+        run(scenario)
+
 
 def test_a_stream_that_is_begun_again_keeps_the_parts_of_its_new_life() -> None:
     async def scenario(_: World) -> None:

@@ -495,6 +495,43 @@ class TestServices:
 
         run(scenario)
 
+    def test_of_two_master_keys_of_an_unfinished_rotation_the_next_run_destroys_the_one_that_is_left(
+        self,
+    ) -> None:
+        """Only the objects of the key name it, so none of them goes before."""
+
+        class Refusing(Service):
+            async def destroy(self, label: str) -> float:
+                if label == other:
+                    raise TryAgain("the key service is down")
+                return await super().destroy(label)
+
+        other = ""
+
+        async def scenario(_: World) -> None:
+            nonlocal other
+            world = await made(service=Refusing())
+            one = key_object(world)
+            other = f"other-{one.uid}"
+            await world.service.create(other)
+            raw = await unwrap_key(world.service, one)
+            draft = replace(one, generation=2, label=other, wrapped="")
+            await store_key(world.store, world.service, draft, raw, world.ring().env, refuse_if_over=living)
+            objects = keys_of(world)
+
+            fates = {row.label: row.fate for row in await shredded(world)}
+            assert fates == {one.label: KeyFate.DESTROYED, other: KeyFate.KEPT}
+            assert keys_of(world) == objects
+            healed = Service()
+            healed.masters = world.service.masters
+            world.service = healed
+
+            fates = {row.label: row.fate for row in await shredded(world)}
+            assert fates == {one.label: KeyFate.MISSING, other: KeyFate.DESTROYED}
+            assert (keys_of(world), other in healed.masters) == ([], False)
+
+        run(scenario)
+
     def test_a_shred_killed_at_any_moment_is_completed_by_the_same_command(self) -> None:
         async def scenario(_: World) -> None:
             async for world in at_every_moment(made, shredded, crash):
