@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -22,15 +22,23 @@ from rich.tree import Tree
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
 from offload.cli.kit.gaps import gap_as_json, gaps_text
-from offload.cli.kit.output import counted, one_line, print_json, sizes_text
+from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
-from offload.contracts.catalogue import StreamView
-from offload.errors import OffloadError
+from offload.contracts.catalogue import Catalogue, StreamView
+from offload.errors import (
+    BeingRebuilt,
+    Corrupt,
+    NotOffloaded,
+    OffloadError,
+    StreamDeleted,
+    UnsupportedFormat,
+)
 from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
 from offload.model.gaps import StreamGap
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running
+from offload.model.part import StreamPart
 from offload.model.position import iso_of
-from offload.model.totals import codec_name, ratio_of, stored_totals, totals
+from offload.model.totals import codec_name, joined_totals, ratio_of, stored_totals, totals
 from offload.native.own import native_or_none
 from offload.streams.gaps import gaps_of
 
@@ -45,36 +53,24 @@ def inspect(
     verbose: Verbose = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-) -> None:
-    """Show the totals, the root, the fragments and the running attempts of STREAM."""
+) -> int:
+    """Show the totals, the root, the fragments and the running attempts of STREAM, in all of its parts.
+
+    The name of a later part shows that part alone.
+    """
     state: CommandContext = context.obj
-
-    async def main() -> tuple[StreamView, _Encryption, str | None, list[StreamGap] | None]:
-        async with state.opened_to_read(tier, option) as catalogue:
-            view = await catalogue.view(stream)
-            fragments = _fragments_of(view.committed) if verbose else ()
-            entries = [entry for row in fragments for entry in entries_of_rows(row)]
-            encryption = _Encryption(
-                on=await is_encrypted(view),
-                keys=await keys_of(catalogue, view.committed),
-                of=await keys_of_fragments(catalogue, view.committed, entries),
-            )
-            native = native_or_none(catalogue)
-            default = None if native is None else str(native.default_compression)
-            gaps: list[StreamGap] | None = None
-            with suppress(OffloadError):  # damage of another part must not hide this one
-                gaps = await gaps_of(catalogue, stream)
-            return view, encryption, default, gaps
-
-    view, encryption, default, gaps = run_async(main)
+    seen = run_async(lambda: _seen(state, tier, stream, option, verbose=verbose))
     if json:
-        listed = None if gaps is None else [gap_as_json(gap) for gap in gaps]
-        more = {"default_compression": default, "gaps": listed}
-        print_json(document(view, encryption) | more, indent=2)
+        listed = None if seen.gaps is None else [gap_as_json(gap) for gap in seen.gaps]
+        more = {"default_compression": seen.default, "gaps": listed}
+        print_json(_joined(stream, seen.parts) | more, indent=2)
     else:
-        shown = _tree(view, encryption, default, verbose=verbose)
-        _add_gaps(shown, shlex.join(["offload", "gaps", tier, stream]), gaps)
+        shown = _joined_tree(stream, seen, verbose=verbose)
+        _add_gaps(shown, shlex.join(["offload", "gaps", tier, stream]), seen.gaps)
         Console(width=WIDTH, highlight=False, emoji=False).print(shown)
+    for error in seen.errors:
+        print_error(error)
+    return 1 if seen.errors else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +81,124 @@ class _Encryption:
     """The key of each fragment, with `--verbose`."""
 
 
-def document(view: StreamView, encryption: _Encryption) -> dict[str, object]:
-    """Return the document of `offload inspect --json`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A part of a stream, as it is committed."""
+
+    number: int
+    view: StreamView
+    encryption: _Encryption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    parts: list[_Part]
+    default: str | None
+    """The default compression of the tier."""
+
+    gaps: list[StreamGap] | None
+    """None if they are not known."""
+
+    errors: list[OffloadError]
+    """Damage to parts that are not shown."""
+
+
+async def _seen(
+    state: CommandContext, tier: str, stream: str, option: list[str] | None, *, verbose: bool
+) -> _Seen:
+    async with state.opened_to_read(tier, option) as catalogue:
+        views, errors = await _views(catalogue, stream)
+        parts = [
+            _Part(number=number, view=view, encryption=await _encryption(catalogue, view, verbose=verbose))
+            for number, view in views
+        ]
+        native = native_or_none(catalogue)
+        gaps: list[StreamGap] | None = None
+        with suppress(OffloadError):  # damage of another part must not hide this one
+            gaps = await gaps_of(catalogue, stream)
+        default = None if native is None else str(native.default_compression)
+        return _Seen(parts=parts, default=default, gaps=gaps, errors=errors)
+
+
+async def _views(
+    catalogue: Catalogue, stream: str
+) -> tuple[list[tuple[int, StreamView]], list[OffloadError]]:
+    """Return the live parts of a stream, in order, and the damage that hides others."""
+    found: list[tuple[int, StreamView]] = []
+    errors: list[OffloadError] = []
+    parts, deleted = [StreamPart(stream)], None
+    try:
+        parts += await catalogue.parts(stream)
+    except (Corrupt, UnsupportedFormat) as error:
+        errors.append(error)
+    for part in reversed(parts):  # as in `live_parts`: a part with a successor here takes no more data
+        try:
+            found.insert(0, (part.number, await catalogue.view(part.name)))
+        except StreamDeleted as error:
+            deleted = error
+        except NotOffloaded as error:
+            if part.number == 1 or isinstance(error, BeingRebuilt):
+                raise
+        except (Corrupt, UnsupportedFormat) as error:
+            errors.append(error)
+    if not found and (errors or deleted is not None):
+        raise errors[0] if deleted is None else deleted
+    return found, errors
+
+
+async def _encryption(catalogue: Catalogue, view: StreamView, *, verbose: bool) -> _Encryption:
+    fragments = _fragments_of(view.committed) if verbose else ()
+    entries = [entry for row in fragments for entry in entries_of_rows(row)]
+    return _Encryption(
+        on=await is_encrypted(view),
+        keys=await keys_of(catalogue, view.committed),
+        of=await keys_of_fragments(catalogue, view.committed, entries),
+    )
+
+
+def _joined(stream: str, parts: Sequence[_Part]) -> dict[str, Any]:
+    """Return the document of a stream: that of its only part, or the totals and the documents of all."""
+    documents = [document(each.view, each.encryption) for each in parts]
+    if len(parts) == 1:
+        return documents[0]
+    return {
+        "stream": stream,
+        "totals": _joined_totals(stream, [each["totals"] for each in documents]),
+        "parts": [{"part": each.number} | one for each, one in zip(parts, documents, strict=True)],
+    }
+
+
+def _joined_totals(stream: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    whole = joined_totals(stream, parts)
+    return {
+        **whole,
+        "ratio": ratio_of(whole["bytes"], whole["stored_bytes"]),
+        "codecs": [*dict.fromkeys(codec for part in parts for codec in part["codecs"])],
+        "encrypted": any(part["encrypted"] for part in parts),
+    }
+
+
+def _joined_tree(stream: str, seen: _Seen, *, verbose: bool) -> Tree:
+    """Return the tree of a stream: that of its only part, or the totals with the trees of all."""
+    if len(seen.parts) == 1:
+        return _tree(seen.parts[0].view, seen.parts[0].encryption, seen.default, verbose=verbose)
+    whole = _joined(stream, seen.parts)["totals"]
+    covered = f"[{whole['first_offset']}, {whole['next_offset']})"
+    tree = Tree(
+        escape(
+            f"{one_line(stream)}  {counted(whole['messages'], 'message')} in offsets {covered}, "
+            f"{sizes_text(whole['bytes'], whole['stored_bytes'])}, in {len(seen.parts)} parts"
+        )
+    )
+    if seen.default is not None:
+        tree.add(f"default compression of the tier: {seen.default}")
+    for each in seen.parts:
+        tree.children.append(_tree(each.view, each.encryption, None, verbose=verbose))
+    return tree
+
+
+def document(view: StreamView, encryption: _Encryption) -> dict[str, Any]:
+    """Return the document of one part in `offload inspect --json`."""
     committed = view.committed
     sums = totals(committed.stream, committed) | stored_totals(committed) | {"encrypted": encryption.on}
     return {

@@ -39,6 +39,7 @@ from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, TrimReport, delete_stream, plan_trim, trim
 
 __all__ = [
+    "copy_empty_first",
     "delete_parts",
     "link_copy",
     "live_manifests",
@@ -113,6 +114,34 @@ async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> 
         with suppress(Conflict):  # a stream of its own has the name, which is as good
             await target.begin_part(lower, before=None)
     await target.begin_part(part, before=None)
+
+
+async def copy_empty_first(source: LedgerOffloader, target: LedgerOffloader, stream: str) -> bool:
+    """Begin a stream without data on the target, if it has parts and its first one has no data.
+
+    A stream is found by its first part alone. So a copy of its parts would be found by nobody if the first
+    one is missing. A first part that was deleted becomes a deleted one. Returns whether there are parts.
+    Repeatable: what the target has stays.
+    """
+    if part_like(stream).number > 1 or not await source.parts(stream):
+        return False
+    try:
+        manifest = await source.load_manifest(stream)
+    except StreamDeleted:
+        manifest = None
+    await target.open(create=True)
+    try:
+        await target.load_manifest(stream)
+    except StreamDeleted:
+        return True
+    except BeingRebuilt:
+        raise
+    except NotOffloaded:
+        begin, epoch = (0, 0) if manifest is None else (manifest.next_offset, manifest.source_epoch)
+        writer = await StreamWriter.claim(target, stream, is_new=True, first_offset=begin, source_epoch=epoch)
+        if manifest is None:
+            await delete_stream(target, stream, seen=writer.manifest)
+    return True
 
 
 async def _is_live(catalogue: Catalogue, stream: str) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from campaign import CAMPAIGN, few
-from command_line import calls_of, finish, offload, read, start_dying
+from command_line import calls_of, finish, keys, offload, read, start_dying
 
-from offload import MemoryHandle, StreamWriter, build_chunk, open_tier
+from offload import MemoryHandle, StreamWriter, build_chunk, delete_stream, open_tier
 from offload.model.part import StreamPart
 
 PARTS = ((0, 6), (9, 3), (10, 4))
@@ -307,6 +307,94 @@ class TestCopy:
         assert offload("copy", source, copied).code == 0
         assert read(copied, "orders-part-2").objects == read(source, "orders-part-2").objects
         assert spans(copied) == spans(source)
+
+    @pytest.mark.parametrize("end", ["trim", "delete"])
+    def test_a_stream_whose_first_part_has_no_data_is_found_by_its_name_in_the_copy(
+        self, tier: Path, tmp_path: Path, end: str
+    ) -> None:
+        copied = tmp_path / "copied"
+        if end == "trim":
+            assert offload("trim", tier, "orders", "--before", 9, "--yes").code == 0
+        else:  # as a deletion of all parts that was killed would not, but a person may
+            asyncio.run(delete_first(str(tier)))
+
+        for _ in range(2):  # the second copy finds what the first one made
+            ran = offload("copy", tier, copied)
+            assert ran.code == 0, ran.stderr
+
+        assert shown(copied, "orders") == [record for record in RECORDS if record[0] != 1]
+        assert offload("verify", copied, "orders").code == 0
+        named = offload("copy", tier, tmp_path / "named", "orders")
+        assert named.code == 0, named.stderr
+        assert shown(tmp_path / "named", "orders") == shown(copied, "orders")
+
+
+async def delete_first(url: str) -> None:
+    async with open_tier(url) as tier:
+        await delete_stream(tier, "orders")
+
+
+class TestVerify:
+    def test_the_name_of_a_stream_verifies_all_of_its_parts(self, tier: Path) -> None:
+        [fragment] = (tier / "orders-part-3" / "data").glob("*00010.*")
+        whole = offload("verify", tier, "orders", "--json").document
+        raw = bytearray(fragment.read_bytes())
+        raw[60] ^= 1
+        fragment.write_bytes(raw)
+
+        ran = offload("verify", tier, "orders", "--json")
+
+        assert (whole["streams"], whole["damages"]) == (3, [])
+        assert (ran.code, {each["stream"] for each in ran.document["damages"]}) == (1, {"orders-part-3"})
+        assert offload("verify", tier, "orders-part-2").code == 0
+
+    def test_an_interrupted_verify_of_a_stream_resumes_in_the_part_where_it_ended(self, tier: Path) -> None:
+        of_part_2 = sorted(key for key in keys(tier) if key.startswith("orders-part-2/"))
+
+        rest = offload("verify", tier, "orders", "--after", of_part_2[-1], "--json").document
+        third = offload("verify", tier, "orders-part-3", "--json").document
+
+        assert (rest["streams"], rest["judged_to"]) == (1, third["judged_to"])
+        refused = offload("verify", tier, "orders", "--after", "plain/data/x")
+        assert (refused.code, "is no object of stream 'orders'" in refused.error) == (1, True)
+
+    def test_a_part_whose_anchor_is_lost_is_reported(self, tier: Path) -> None:
+        (tier / "orders-part-2" / "stream.anchor").unlink()
+
+        ran = offload("verify", tier, "orders")
+
+        assert (ran.code, "orders-part-2/stream.anchor" in ran.text) == (1, True)
+
+
+class TestInspect:
+    def test_the_name_of_a_stream_shows_its_totals_and_each_part(self, tier: Path) -> None:
+        shown = offload("inspect", tier, "orders")
+        document = offload("inspect", tier, "orders", "--json").document
+        [listed] = [row for row in offload("ls", tier, "--json").objects if row["stream"] == "orders"]
+
+        assert shown.lines[0].startswith("orders  13 messages in offsets [0, 14), ")
+        assert shown.lines[0].endswith(", in 3 parts")
+        heads = [line for line in shown.lines if " messages in offsets " in line]
+        assert [line.lstrip("├└─ ").split("  ")[0] for line in heads] == [
+            "orders", "orders", "orders-part-2", "orders-part-3",
+        ]  # fmt: skip
+        assert document["totals"].items() <= listed.items()
+        assert [part["part"] for part in document["parts"]] == [1, 2, 3]
+        assert [len(part["fragments"]) for part in document["parts"]] == [6, 3, 4]
+
+    def test_the_name_of_a_part_shows_it_alone(self, tier: Path) -> None:
+        document = offload("inspect", tier, "orders-part-2", "--json").document
+
+        assert (document["stream"], "parts" in document) == ("orders-part-2", False)
+
+    def test_damage_to_a_part_hides_no_other_and_is_an_error(self, tier: Path) -> None:
+        for root in (tier / "orders-part-2" / "metadata").glob("root.*"):
+            root.write_bytes(b"damaged")
+
+        ran = offload("inspect", tier, "orders", "--json")
+
+        assert (ran.code, [part["part"] for part in ran.document["parts"]]) == (1, [1, 3])
+        assert "orders-part-2/metadata/root." in ran.stderr
 
 
 class TestALostAnchor:

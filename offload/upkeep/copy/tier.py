@@ -27,7 +27,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
-from offload.errors import Misuse, NotOffloaded, OffloadError, StoreDenied
+from offload.errors import Misuse, NotOffloaded, OffloadError, StoreDenied, StreamDeleted
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.model.part import part_like
@@ -48,7 +48,7 @@ from offload.upkeep.copy.transfer import (
     read_back,
     upload_part,
 )
-from offload.upkeep.parts import link_copy
+from offload.upkeep.parts import copy_empty_first, link_copy
 
 __all__ = ["Committed", "Copied", "copy", "give_up", "refuse_itself", "run_of"]
 
@@ -225,7 +225,8 @@ async def copy(
 ) -> AsyncIterator[Copied]:
     """Copy what `source` has committed to `target`: all streams, or those named with their parts.
 
-    A part becomes a part on the target too, so the copy is read as one stream.
+    A part becomes a part on the target too, so the copy is read as one stream. A first part without data, or
+    one that was deleted, is such a part on the target too.
     A stream is copied as it is committed when its turn comes. If the target has no such stream, it begins
     where the source's stream begins now. If it has one with the same history, the copy continues it. With
     `verify`, each uploaded fragment is read back, whole, before it is committed. With `decrypt`, a stream
@@ -251,7 +252,8 @@ async def copy(
         try:
             manifest = await source.load_manifest(stream)
         except NotOffloaded as gone:
-            if stream in streams:
+            has_parts = isinstance(gone, StreamDeleted) and await copy_empty_first(source, target, stream)
+            if stream in streams and not has_parts:
                 raise
             yield Copied(stream=stream, note=str(gone))
             continue
@@ -312,7 +314,11 @@ class _Copying:
         while True:
             transfer = await Transfer.begin(self.target, self.origin)
             if transfer is None:
-                self.done = replace(self.done, note="nothing is committed")
+                committed = self.origin.manifest
+                if await copy_empty_first(self.origin.offloader, self.target, self.origin.stream):
+                    self.done = replace(self.done, next_offset=committed.next_offset)
+                else:
+                    self.done = replace(self.done, note="nothing is committed")
                 return
             try:
                 is_last = await self._portion(transfer)

@@ -27,6 +27,7 @@ from offload.formats.chunk import check_chunks
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
 from offload.store.rate import Rate
+from offload.streams.joined import with_parts
 from offload.streams.reader import StreamReader
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 
@@ -50,14 +51,17 @@ class EntryVerifier:
         self._after = ""
 
     async def run(self, stream: str | None, after: str) -> None:
-        """Verify all streams, or one. `after` is the name of a fragment, as in a report."""
+        """Verify all streams, or one with its parts. `after` is the name of a fragment, as in a report."""
         self._after = after
-        streams = await self._catalogue.streams() if stream is None else [stream]
+        if stream is None:
+            streams = await self._catalogue.streams()
+        else:
+            streams = await with_parts(self._catalogue, [stream])
         for name in streams:
             try:
                 view = await self._catalogue.view(name)
             except NotOffloaded:
-                if stream is not None:
+                if name == stream and not streams[1:]:
                     raise
             except (Corrupt, UnsupportedFormat) as error:
                 _add(self._report, error, name, name)

@@ -41,10 +41,11 @@ from offload.errors import (
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, is_of_a_stream
 from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.key_ring import KeyRing
 from offload.native.own import native_or_none
-from offload.native.stream_names import stream_under
+from offload.native.stream_names import list_parts, stream_under
 from offload.store.limit import LimitedStore
 from offload.tasks import in_order
 from offload.upkeep.pages import ListedPage, pages
@@ -73,7 +74,9 @@ async def verify(
     report: VerifyReport | None = None,
     progress: Callable[[VerifyReport], None] = lambda report: None,
 ) -> VerifyReport:
-    """Check a tier, or one stream of it, from behind the key `after`. Calls `progress` after every object.
+    """Check a tier, or one stream of it with its parts, from behind the key `after`.
+
+    Calls `progress` after every object.
 
     `bytes_per_second_max` limits how much is read, on average. A caller may pass an empty `report`. If an
     error or a cancellation ends the verify, that report says up to which object everything was judged. A tier
@@ -157,10 +160,28 @@ class _Verifier:
     ring: KeyRing | None
 
     async def run(self, stream: str | None, after: str) -> None:
-        prefix = "" if stream is None else escape(stream) + "/"
-        if after and not after.startswith(prefix):
-            raise Misuse(f"{after!r} is no object of stream {stream!r}")
         await self._check_tier_anchor(stream, is_first=not after)
+        if stream is None:
+            await self._run("", after, None)
+            return
+        names = [stream, *await self._later_parts(stream)]
+        begins = [number for number, name in enumerate(names) if after.startswith(escape(name) + "/")]
+        if after and not begins:
+            raise Misuse(f"{after!r} is no object of stream {stream!r}")
+        for name in names[begins[0] if after else 0 :]:
+            await self._run(escape(name) + "/", after, name)
+            after = ""
+
+    async def _later_parts(self, stream: str) -> list[str]:
+        """Return the names of the parts behind the first. Damage that hides them is reported."""
+        try:
+            return [part.name for part in await list_parts(self.store, StreamPart(stream))]
+        except (Corrupt, UnsupportedFormat) as error:
+            where = error.where if isinstance(error, Corrupt) else stream
+            self.report.add_error(error, where, stream)
+            return []
+
+    async def _run(self, prefix: str, after: str, stream: str | None) -> None:
         objects = self._objects(prefix, after, stream)
         verdicts = in_order(self._judged, objects, at_once=OBJECTS_AT_ONCE)
         async with aclosing(objects), aclosing(verdicts):
