@@ -85,6 +85,9 @@ REPLICA_PATIENCE: Final = 2
 The leader's process looks at least every 0.6 of that time, so it claims first if it works.
 """
 
+DOUBT_SECONDS: Final = 1.0
+"""The time until damage is looked at again, before it is believed."""
+
 BACKOFF_SECONDS_MAX: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
@@ -147,6 +150,8 @@ class Follower:
     """The number of claims of such roots that were refused since this process led last."""
     _error: OffloadError | None = None
     _failures: int = 0
+    _is_doubted: bool = False
+    """True if the last look found damage that is not believed yet."""
     _pause_of: StreamPause | None = None
     """What paused the stream. None if it is not paused by an error."""
     _signs: Signs = field(init=False)
@@ -246,6 +251,9 @@ class Follower:
             self._fail(error)
             self._failures += 1
             return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
+        except Corrupt as error:
+            # A broker that cuts a file writes it again. It may do so between the snapshot and the read.
+            return await self._doubt(error)
         except OffloadError as error:
             return await self._pause(error)
         except Exception as error:  # noqa: BLE001 - a mistake of ours or of a source stops this stream alone
@@ -617,6 +625,14 @@ class Follower:
         self._pause_of.signs = await self._signs.look(self._part, now, afresh=True)
         return SIGNS_SECONDS
 
+    async def _doubt(self, error: Corrupt) -> float:
+        """Look again soon, with a new snapshot. Pause if damage was found twice in a row."""
+        if self._is_doubted or self._pause_of is not None:
+            return await self._pause(error)
+        self._is_doubted, self._mark = True, None
+        self._fail(error)
+        return DOUBT_SECONDS
+
     def _fail(self, error: OffloadError) -> None:
         if self._error is None:
             self._failed_ms = self.env.now_ms()
@@ -630,7 +646,7 @@ class Follower:
                 self._pause_of.try_seconds = self.env.monotonic()
                 return
             self.emit(StreamResumed(stream=self.stream))
-        self._error, self._pause_of, self._failures = None, None, 0
+        self._error, self._pause_of, self._failures, self._is_doubted = None, None, 0, False
         self.state = FollowState.STANDBY
         if self._copier.writer is not None:
             self.state, self._refusals = FollowState.LEADING, 0

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from follower_world import LAG, RULES, World, run
 from growing_source import Clock, GrowingStream
+from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload import Session, SourceStream
 from offload.contracts.events import StreamPaused, StreamResumed, TookOver
 from offload.contracts.source import Snapshot
 from offload.errors import Corrupt, Denied, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
@@ -90,6 +94,39 @@ class TestASourceThatIsCut:
         run(scenario)
 
 
+@dataclass
+class Rewritten(SourceStream):
+    """A stream in files whose broker cuts the segment behind one snapshot, and then writes it again."""
+
+    stream: SourceStream
+    segment: Path
+    cut_at: int = 0
+    cuts: int = 0
+    snapshots: int = 0
+    _kept: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """See `SourceStream.name`."""
+        return self.stream.name
+
+    async def mark(self) -> Hashable | None:
+        """See `SourceStream.mark`."""
+        return await self.stream.mark()
+
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+        """Return a snapshot, and then cut the file if it is time."""
+        self.snapshots += 1
+        if self._kept:
+            self.segment.write_bytes(self._kept)
+            self._kept = b""
+        found = await self.stream.snapshot(since)
+        if self.snapshots == self.cut_at:
+            self._kept, self.cuts = self.segment.read_bytes(), self.cuts + 1
+            os.truncate(self.segment, 8)
+        return found
+
+
 class TestDamage:
     def test_ledgers_before_a_damaged_table_are_copied_and_the_stream_pauses(self) -> None:
         async def scenario(world: World) -> None:
@@ -118,6 +155,29 @@ class TestDamage:
             world.source.append(2)
             await world.run(follower, PAUSE_SECONDS + LAG)
             assert (await world.committed(), follower.state) == (40, FollowState.LEADING)
+
+        run(scenario)
+
+    @pytest.mark.parametrize("at", range(1, 4))
+    def test_a_file_that_is_cut_and_written_again_while_it_is_read_pauses_nothing(
+        self, tmp_path: Path, at: int
+    ) -> None:
+        """It is cut to its header behind the snapshot number `at`, and whole again before the next one."""
+
+        write_stream(tmp_path / "orders", simple_chunks(3))
+        [segment] = tmp_path.glob("*/*.segment")
+
+        async def scenario(world: World) -> None:
+            async with Session() as session:
+                [stream] = await session.source(f"rabbitmq://{tmp_path}").streams()
+                source = Rewritten(stream, segment=segment)
+                follower = world.follower(source=source)  # type: ignore[arg-type]  # no other fields are used
+                await world.run(follower, LAG)
+                append_chunks(tmp_path / "orders", simple_chunks(3, first_offset=9))
+                source.cut_at = source.snapshots + at
+                await world.run(follower, 2 * LAG)
+
+                assert (source.cuts, world.told(StreamPaused), await world.committed()) == (1, 0, 18)
 
         run(scenario)
 
