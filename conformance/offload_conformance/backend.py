@@ -158,6 +158,9 @@ class _AsOffloader(OffloaderConformance):
     many_streams = 1100
     """More streams than a page of any listing has. For stores, the layer `store` tests long listings."""
 
+    many_fragments = 1030
+    """More fragments than a page has rows, and than the entries of a manifest that has groups."""
+
     def open_offloader(self) -> LedgerOffloader:
         return PatientOffloader(self.open_backend(), self.note_retry)
 

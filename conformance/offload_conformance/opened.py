@@ -32,6 +32,9 @@ class OpenedOffloaders(Asynchronous, ABC):
     many_streams = 40
     """The number of streams in one place. A tenth as many pairs of names are tested."""
 
+    many_fragments = 40
+    """The number of fragments of a long stream, and of attempts that a crash leaves."""
+
     codings: Sequence[str] = ()
     """Optional: the codings in which `open_coded` can store new data, by names such as `zstd`.
 

@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from offload.contracts.catalogue import StreamView
-from offload.contracts.change import Change
+from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer, ObjectStore, Upload
-from offload.errors import Throttled, TryAgain
+from offload.errors import OffloadError, Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entries, Entry
@@ -165,10 +165,37 @@ class PatientOffloader(LedgerOffloader):
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """Commit a change. Repeat the call if it is refused: the same change may be committed twice."""
-        return await retried(
-            lambda: self._inner.commit_manifest(stream, change, base=base, committer=committer), self._count
-        )
+        """Commit a change. Repeat the call if it is refused: the same change may be committed twice.
+
+        Raises `AssertionError` if the change was committed by a call that raised `TryAgain`.
+        """
+
+        async def send() -> Manifest:
+            try:
+                return await self._inner.commit_manifest(stream, change, base=base, committer=committer)
+            except TryAgain as error:
+                if base is not None and not await self._has(base, change):
+                    await self._expect_out(change, base.stream, error)
+                raise
+
+        return await retried(send, self._count)
+
+    async def _expect_out(self, change: Change, stream: str, error: TryAgain) -> None:
+        """Assert that the newest manifest does not contain a change that was refused."""
+        try:
+            newest = await self._inner.load_manifest(stream)
+        except OffloadError:
+            return  # there is no manifest that could contain it
+        if await self._has(newest, change):
+            done = f"version {newest.version} contains this {type(change).__name__}"
+            raise AssertionError(f"expected that `TryAgain` commits nothing; found that {done}: {error}")
+
+    async def _has(self, manifest: Manifest, change: Change) -> bool:
+        """Return whether a manifest contains a change. False if its author may not even ask."""
+        try:
+            return await change.verdict(self._inner.tree(manifest)) is CommitVerdict.IN
+        except OffloadError:
+            return False
 
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]

@@ -14,14 +14,18 @@ from offload_conformance.offloader.damage import DamageClauses
 from offload_conformance.offloader.doors import DoorClauses
 from offload_conformance.offloader.fencing import FencingClauses
 from offload_conformance.offloader.in_store import InStoreClauses
+from offload_conformance.offloader.kinds import KindClauses
 from offload_conformance.offloader.leftovers import LeftoverClauses
+from offload_conformance.offloader.lines import LineClauses
 from offload_conformance.offloader.manifests import ManifestClauses
 from offload_conformance.offloader.manners import OffloaderMannerClauses
+from offload_conformance.offloader.many import ManyClauses
 from offload_conformance.offloader.names import NameClauses
 from offload_conformance.offloader.numbers import NumberClauses
 from offload_conformance.offloader.parts import PartClauses
 from offload_conformance.offloader.reads import OffloaderReadClauses
 from offload_conformance.offloader.sources import SourceClauses
+from offload_conformance.offloader.states import StateClauses
 from offload_conformance.offloader.views import ViewClauses
 
 __all__ = ["OffloaderConformance"]
@@ -30,6 +34,7 @@ __all__ = ["OffloaderConformance"]
 class OffloaderConformance(
     SourceClauses,
     AttemptClauses,
+    KindClauses,
     InStoreClauses,
     LeftoverClauses,
     OffloaderReadClauses,
@@ -37,11 +42,14 @@ class OffloaderConformance(
     DamageClauses,
     CodedClauses,
     ViewClauses,
+    StateClauses,
     CommitClauses,
     CopyClauses,
     ManifestClauses,
+    LineClauses,
     FencingClauses,
     NumberClauses,
+    ManyClauses,
     NameClauses,
     PartClauses,
     EndToEndConformance,

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from offload.commit.writer import Append
+from offload.commit.writer import Append, Prepare
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
@@ -34,6 +34,7 @@ from offload_conformance.offloader.base import (
     trim_of,
     trim_to,
 )
+from offload_conformance.offloader.edges import neighbours
 from offload_conformance.opened import KIB
 from offload_conformance.raising import raises
 
@@ -54,6 +55,50 @@ class AttemptClauses(OffloaderClauses):
             run(offloader.delete_offloaded(attempt))
 
         assert run(chunks_of(offloader, kept)) == [*ledger.chunks]
+
+    @pytest.mark.parametrize("stored_as", ["first", "last"])
+    def test_attempts_are_disjoint_in_every_bit(
+        self,
+        run: Run,
+        offloader: LedgerOffloader,
+        other: LedgerOffloader,
+        writer: StreamWriter,
+        stored_as: str,
+    ) -> None:
+        """Attempts whose UUIDs differ in one bit, or in the order of their bytes, share nothing."""
+        uids = neighbours(uuid4())
+        change = Prepare(writer=writer.writer, attempts=[(uid, 7) for uid in uids.values()])
+        attempts = {name: Attempt(stream="orders", ledger_id=7, uid=uid) for name, uid in uids.items()}
+
+        async def scenario() -> None:
+            manifest = await other.commit_manifest(
+                "orders", change, base=writer.manifest, committer=writer.writer
+            )
+            assert [each.attempt for each in manifest.running] == [*uids.values()]
+            ledgers = {name: drawn_ledger(2, ledger_id=7) for name in uids}
+            kept, *dropped = uids
+            random.shuffle(dropped)
+            names = [kept, *dropped] if stored_as == "first" else [*dropped, kept]
+            receipts = {
+                name: await offloader.offload(
+                    ledgers[name], attempts[name], manifest=manifest, extra_metadata={}
+                )
+                for name in names
+            }
+            for name in dropped[1:]:
+                await other.delete_offloaded(attempts[name])
+            finished = frozenset({uids[kept]})
+            append = Append(writer=writer.writer, entries=receipts[kept].entries, finished=finished)
+            done = await offloader.commit_manifest("orders", append, base=manifest, committer=writer.writer)
+            assert [each.attempt for each in done.running] == [uids[dropped[0]]]
+            await other.delete_offloaded(attempts[dropped[0]])
+            for client in (offloader, other):
+                assert await chunks_of(client, attempts[kept]) == [*ledgers[kept].chunks], kept
+                for name in dropped:
+                    with raises(NotOffloaded, f"an attempt with {name}"):
+                        await client.read_offloaded(attempts[name])
+
+        run(scenario())
 
     def test_attempts_are_disjoint_between_streams(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader

@@ -7,6 +7,7 @@ same question at each door: an offloader may check, join or close at one of them
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -19,12 +20,14 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer
 from offload.model.attempt import Attempt
+from offload.model.chunk_table import ChunkTable
 from offload.model.entry import entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import drawn_ledger
+from offload_conformance.ledgers import BIRTH_MS, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed
+from offload_conformance.offloader.edges import KINDS
 from offload_conformance.opened import KIB
 from offload_conformance.same import POSITION, assert_same
 
@@ -124,6 +127,16 @@ USES: Final = (unread, with_hints, cancelled)
 """What a handle was used for before it is closed."""
 
 
+WINDOWS: Final = KINDS["size_bytes: int"].taken
+WITHIN_MS: Final = range(BIRTH_MS - 10**9, 10**14)
+"""From before the first chunk of a test to the year 5138. Seconds, and nanoseconds, are outside."""
+
+
+def cut(handle: ReadHandle, rows: ChunkTable, size_bytes: int) -> list[int]:
+    """Return how many rows each window has."""
+    return [len(window) for window in handle.windows(rows, size_bytes=size_bytes)]
+
+
 class DoorClauses(OffloaderClauses):
     """The clauses on handles that hold at every door."""
 
@@ -156,6 +169,49 @@ class DoorClauses(OffloaderClauses):
                             assert_same(await handle.table(), part, but=POSITION)
             for how, kept in found.items():
                 assert b"".join(kept) == b"".join(ledger.chunks), how
+
+        run(scenario())
+
+    def test_windows_are_the_same_at_every_call(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """The same rows are cut into the same windows at every call, of any size, and none is left out.
+
+        So it is for every door, for a part of the table, for two handles, and beside another iteration.
+        """
+        ledger = drawn_ledger(40, size_bytes_max=16 * KIB)
+        attempt = run(committed(writer, ledger))
+
+        async def scenario() -> None:
+            for door, openings in (await doors(other, attempt)).items():
+                async with await openings[0]() as handle, await openings[0]() as again:
+                    table = await handle.table()
+                    begin, end = sorted(random.sample(range(len(table) + 1), 2))
+                    for size_bytes, rows in itertools.product(WINDOWS, (table, table[begin:end])):
+                        found = cut(handle, rows, size_bytes)
+                        assert 0 not in found, f"{door}: an empty window of {size_bytes} bytes"
+                        assert sum(found) == len(rows), f"{door}: windows of {size_bytes} bytes"
+                        begun = handle.windows(rows, size_bytes=size_bytes)
+                        next(begun)
+                        await handle.read(next(handle.windows(rows, size_bytes=size_bytes)))
+                        for each in (handle, again, handle):
+                            assert cut(each, rows, size_bytes) == found, f"{door}: {size_bytes} bytes again"
+                        assert [len(window) for window in begun] == found[1:]
+
+        run(scenario())
+
+    def test_times_of_handles_are_in_milliseconds(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """`modified_ms` is None or a time in milliseconds since 1970, and the same at every call."""
+        attempt = run(committed(writer, ledger_of(3)))
+
+        async def scenario() -> None:
+            for door, openings in (await doors(other, attempt)).items():
+                async with await openings[0]() as handle:
+                    first, second = await handle.modified_ms(), await handle.modified_ms()
+                    assert first == second, door
+                    assert first is None or first in WITHIN_MS, f"{door}: {first} ms"
 
         run(scenario())
 

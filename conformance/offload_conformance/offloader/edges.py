@@ -11,9 +11,21 @@ from dataclasses import fields
 from typing import Final
 from uuid import UUID
 
-from offload.errors import NotOffloaded
+from offload.errors import (
+    Conflict,
+    Denied,
+    Fenced,
+    Misuse,
+    NoSpace,
+    NotOffloaded,
+    OutcomeUnknown,
+    StreamDeleted,
+    Throttled,
+    TryAgain,
+    UnsupportedFormat,
+)
 from offload.model.attempt import Leftover, Receipt
-from offload.model.chunk_table import CHUNK_TABLE
+from offload.model.chunk_table import CHUNK_TABLE, WINDOW_SIZE_BYTES
 from offload.model.entry import ENTRY_DTYPE, Entry
 from offload.model.manifest import CommittedStream, Manifest, Running
 from offload.model.part import StreamPart
@@ -91,6 +103,28 @@ _OF_BACKENDS: Final = (
 METADATA_NAMES: Final = tuple(dict.fromkeys((*_OF_TYPES, *_OF_BACKENDS)))
 """Names under which an offloader may keep facts of its own. If it merges the two, the caller's text wins."""
 
+SOURCE_ERRORS: Final[tuple[type[Exception], ...]] = (
+    *(Denied, NoSpace, NotOffloaded, Conflict, Fenced, StreamDeleted, OutcomeUnknown, Misuse),
+    *(UnsupportedFormat, TryAgain, Throttled, PermissionError, FileNotFoundError, TimeoutError),
+    *(ConnectionResetError, ValueError, KeyError, RuntimeError, MemoryError, EOFError, NotImplementedError),
+)
+"""Errors of a source, each made of a text. An offloader may take one of them for an error of its own."""
+
+
+def neighbours(uid: UUID) -> dict[str, UUID]:
+    """Return UUIDs that a key of some bits, a text or another order of bytes takes for this one."""
+    raw = uid.bytes
+    return {
+        "itself": uid,
+        **{f"bit {bit}": UUID(int=uid.int ^ 1 << bit) for bit in (0, 31, 32, 52, 63, 64, 65, 95, 96, 127)},
+        "another version": UUID(int=uid.int ^ 0xF << 76),
+        "another variant": UUID(int=uid.int ^ 3 << 62),
+        "little-endian": UUID(bytes_le=raw),
+        "backwards": UUID(bytes=raw[::-1]),
+        "its halves exchanged": UUID(bytes=raw[8:] + raw[:8]),
+    }
+
+
 # The tables.
 
 _MADE: Final = "the offloader itself makes it"
@@ -112,7 +146,10 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
         taken=tuple(number for number in NUMBERS if number < 2**64),
     ),
     "Attempt.uid: UUID": ArgumentKind(
-        asked_by=("contract/numbers_that_nothing_has_find_nothing",),
+        asked_by=(
+            "contract/numbers_that_nothing_has_find_nothing",
+            "contract/attempts_are_disjoint_in_every_bit",
+        ),
         refused={NotOffloaded: (UUID(int=0), UUID(int=2**128 - 1))},
     ),
     "offset: int": ArgumentKind(
@@ -138,11 +175,15 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
     ),
     "create: bool": ArgumentKind(asked_by=("contract/opening_is_idempotent",)),
     "change: Change": ArgumentKind(
-        asked_by=("contract/commits_apply_their_change", "contract/commits_are_idempotent_for_every_change")
+        asked_by=("contract/commits_apply_every_change", "contract/commits_are_idempotent_for_every_change")
     ),
-    "base: Manifest | None": ArgumentKind(asked_by=("contract/bases_may_be_old",)),
+    "base: Manifest | None": ArgumentKind(
+        asked_by=("contract/bases_may_be_old", "contract/commits_apply_every_change")
+    ),
     "committer: UUID": ArgumentKind(asked_by=("contract/commits_apply_their_change",)),
-    "handle: ReadHandle": ArgumentKind(asked_by=("contract/receipts_tell_what_was_copied",)),
+    "handle: ReadHandle": ArgumentKind(
+        asked_by=("contract/receipts_tell_what_was_copied", "contract/errors_of_the_source_keep_their_class"),
+    ),
     "attempt: Attempt": ArgumentKind(asked_by=("contract/attempts_are_of_their_stream",)),
     "manifest: Manifest": ArgumentKind(asked_by=("contract/prepared_before_uploaded",)),
     "manifest: Manifest | None": ArgumentKind(asked_by=("contract/reads_go_by_the_manifest_given",)),
@@ -152,10 +193,14 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
     "entry: Entry": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
     "rows: ChunkTable": ArgumentKind(asked_by=("contract/reads_are_verbatim",)),
     "then: ChunkTable": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
-    "size_bytes: int": ArgumentKind(asked_by=("contract/reads_are_verbatim_at_every_door",)),
-    "entry: Entries": ArgumentKind(
-        because="manifests have groups from 1,024 fragments on, too many for each run"
+    "size_bytes: int": ArgumentKind(
+        asked_by=(
+            "contract/reads_are_verbatim_at_every_door",
+            "contract/windows_are_the_same_at_every_call",
+        ),
+        taken=(1, 1000, 2**16, 1_000_000, WINDOW_SIZE_BYTES, 2**31, 2**32, 2**40),
     ),
+    "entry: Entries": ArgumentKind(asked_by=("contract/streams_may_have_many_fragments",)),
     "part: StreamPart": ArgumentKind(asked_by=("contract/parts_may_be_begun_again",)),
     "before: Manifest | None": ArgumentKind(asked_by=("contract/parts_are_listed_in_order",)),
     "after: int": ArgumentKind(
@@ -179,7 +224,10 @@ AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
     "LedgerOffloader.open": ("contract/opening_is_idempotent", "contract/openings_may_come_at_once"),
     "Catalogue.aclose": ("contract/closing_is_idempotent",),
     "ReadHandle.aclose": ("contract/handles_are_closed_alone",),
-    "Committer.commit_manifest": ("contract/commits_are_idempotent_for_every_change",),
+    "Committer.commit_manifest": (
+        "contract/commits_are_idempotent_for_every_change",
+        "contract/commits_apply_every_change",
+    ),
     "LedgerOffloader.offload": ("contract/attempts_are_disjoint", "contract/prepared_before_uploaded"),
     "LedgerOffloader.delete_offloaded": ("contract/deletion_is_idempotent",),
     "StreamView.open": ("contract/handles_are_closed_alone", "contract/reads_are_verbatim_at_every_door"),

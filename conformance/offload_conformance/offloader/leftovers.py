@@ -9,12 +9,13 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 from zlib import crc32
 
 from offload.commit.guest import Abort
 from offload.commit.job import Announce
-from offload.commit.writer import Append, Claim
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.change import Change
 from offload.contracts.offloader import LedgerOffloader
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
@@ -22,7 +23,7 @@ from offload.model.manifest import Manifest
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
-from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, stored
+from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, named, stored
 from offload_conformance.opened import KIB, Open
 
 EDGES: Final = (10**10, 2**31, 2**32, 2**53)
@@ -112,6 +113,38 @@ class LeftoverClauses(OffloaderClauses):
 
         return [leftover.entry for leftover in found], entries_of(receipts)
 
+    def test_leftovers_are_of_every_earlier_writer(
+        self, run: Run, opened: Open, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Leftovers of several crashes, one after the other, are one chain: of every earlier writer.
+
+        A writer that crashed before it settled anything hides none of them. A job's fragments in between end
+        the chain.
+        """
+        job, crashes = uuid4(), random.randint(3, 5)
+        clients, chain = (offloader, other, opened()), list[Entry]()
+
+        async def scenario() -> None:
+            await crashed(offloader, "one", 0)
+            keeps_any = bool(await other.leftovers(await taken(other, "one")))
+            for n in range(crashes):
+                if n == crashes - 1:
+                    await crashed(other, "orders", 2 * n, job=job)
+                    continue
+                receipt = await crashed((offloader, other)[n % 2], "orders", 2 * n)
+                chain.extend(receipt.entries)
+            await crashed(other, "orders", 2 * crashes)
+            for _ in range(3):
+                claimed = await taken(offloader, "orders")
+                for client in clients:
+                    found = [leftover.entry for leftover in await client.leftovers(claimed)]
+                    assert found == (chain if keeps_any else []), "expected all before those of the job"
+            successor = await StreamWriter.claim(other, "orders")
+            named_now = await named(other, successor.manifest)
+            assert named_now == (chain if keeps_any else [])
+
+        run(scenario())
+
     def test_leftovers_are_of_earlier_writers(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
@@ -172,6 +205,21 @@ async def taken(offloader: LedgerOffloader, stream: str) -> Manifest:
     """Return the manifest of a stream after its next writer's claim, before that writer resolves anything."""
     claim = Claim(stream=stream, writer=uuid4(), first_offset=0)
     return await offloader.commit_manifest(stream, claim, base=None, committer=claim.writer)
+
+
+async def crashed(
+    offloader: LedgerOffloader, stream: str, first_offset: int, *, job: UUID | None = None
+) -> Receipt:
+    """Take a stream, store two records from this offset on, as a writer or for a job, and commit nothing."""
+    manifest = await taken(offloader, stream)
+    uid, ledger = uuid4(), ledger_of(2, first_offset=first_offset)
+    change: Change = Prepare(writer=manifest.writer, attempts=[(uid, ledger.ledger_id)])
+    if job is not None:
+        of_job = [(uid, ledger.ledger_id)]
+        change = Announce(job=job, incarnation=manifest.incarnation, attempts=of_job)
+    manifest = await offloader.commit_manifest(stream, change, base=manifest, committer=manifest.writer)
+    attempt = Attempt(stream=stream, ledger_id=ledger.ledger_id, uid=uid)
+    return await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
 
 
 async def offered(offloader: LedgerOffloader) -> list[Leftover]:

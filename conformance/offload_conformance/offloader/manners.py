@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded
+from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored
+from offload_conformance.offloader.doors import doors
 from offload_conformance.opened import Open
 from offload_conformance.same import assert_same
 from offload_conformance.watch import has_credentials, longest_stall
 
 STALL_SECONDS: Final = 0.2
 CLIENTS: Final = 4
+ANSWER_SECONDS: Final = 30
+"""A call that waits for a lock of another one is never answered."""
 
 
 class OffloaderMannerClauses(OffloaderClauses):
@@ -106,6 +111,57 @@ class OffloaderMannerClauses(OffloaderClauses):
         assert "://" in offloader.url
         assert not has_credentials(offloader.url)
 
+    def test_calls_may_come_while_others_wait(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """While an offload waits for its source, every other call of the same offloader is answered.
+
+        The source may be a fragment of the same tier, as for a copy.
+        """
+        attempt = run(committed(writer, ledger_of(3)))
+        [dropped, waiting] = run(writer.prepare([3, 3]))
+        calls: Mapping[str, Callable[[], Awaitable[object]]] = {
+            "open": lambda: offloader.open(create=True),
+            "streams": lambda: offloader.streams(),
+            "load_manifest": lambda: offloader.load_manifest("orders"),
+            "view": lambda: offloader.view("orders"),
+            "newer_view": lambda: offloader.newer_view(writer.manifest),
+            "parts": lambda: offloader.parts("orders"),
+            "leftovers": lambda: offloader.leftovers(writer.manifest),
+            "read": lambda: chunks_of(offloader, attempt),
+            "commit_manifest": lambda: StreamWriter.claim(offloader, "bills"),
+            "delete_offloaded": lambda: offloader.delete_offloaded(dropped),
+        }
+        ledger = ledger_of(2, first_offset=3)
+        asked = False
+
+        async def ask_all(rows: ChunkTable) -> None:
+            nonlocal asked
+            if asked:
+                return
+            asked = True
+            for name, call in calls.items():
+                with answered(f"{name}, while an offload reads its source"):
+                    await asyncio.wait_for(call(), ANSWER_SECONDS)
+
+        async def scenario() -> None:
+            ledger.before_read = ask_all
+            receipt = await stored(writer, ledger, waiting)
+            assert asked, "expected that the offload reads its source"
+            await writer.append([receipt])
+            bills = await StreamWriter.claim(offloader, "bills")
+            for n, openings in enumerate((await doors(offloader, attempt)).values()):
+                [copy] = await bills.prepare([0])
+                async with await openings[0]() as source:
+                    with answered("an offload of a fragment of the same tier"):
+                        uploading = stored(bills, source, copy)
+                        receipt = await asyncio.wait_for(uploading, ANSWER_SECONDS)
+                if n == 0:
+                    await bills.append([receipt])
+                    assert await chunks_of(other, copy) == [*ledger_of(3).chunks]
+
+        run(scenario())
+
     def test_calls_do_not_hold_up_the_loop(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
@@ -123,6 +179,15 @@ class OffloaderMannerClauses(OffloaderClauses):
         for name, call in calls.items():
             stall_seconds = run(longest_stall(call, enough_seconds=STALL_SECONDS))
             assert stall_seconds < STALL_SECONDS, f"{name} blocked the event loop, at every try"
+
+
+@contextmanager
+def answered(what: str) -> Iterator[None]:
+    """Fail if a call is not answered in time."""
+    try:
+        yield
+    except TimeoutError:
+        pytest.fail(f"{what}: expected an answer within {ANSWER_SECONDS} s")
 
 
 async def deleted_after_storing(writer: StreamWriter) -> None:

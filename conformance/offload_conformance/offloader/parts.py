@@ -39,7 +39,7 @@ MOMENTS: Final = 12
 class PartClauses(OffloaderClauses):
     """The clauses on the record of parts."""
 
-    async def begun(self, offloader: LedgerOffloader, other: LedgerOffloader) -> str:
+    async def first_of_parts(self, offloader: LedgerOffloader, other: LedgerOffloader) -> str:
         """Return a stream with a part 2. Skip the clause if the tier has no parts."""
         await StreamWriter.claim(offloader, "orders")
         try:
@@ -57,7 +57,7 @@ class PartClauses(OffloaderClauses):
         A number is left out if another stream has the name of the part. That stream is not a part, and to
         begin the part is `Conflict`.
         """
-        first = run(self.begun(offloader, other))
+        first = run(self.first_of_parts(offloader, other))
         taken = random.sample(NUMBERS[1:-1], 2)
         strangers = {n: run(StreamWriter.claim(other, StreamPart(first, n).name)) for n in taken}
         parts = [behind(StreamPart(first, 2))]
@@ -89,7 +89,7 @@ class PartClauses(OffloaderClauses):
 
         It may have no writer yet, a writer, data, or be deleted since. Several clients may begin it at once.
         """
-        first = run(self.begun(offloader, other))
+        first = run(self.first_of_parts(offloader, other))
         part, clients = behind(StreamPart(first, 2)), (offloader, other, opened())
 
         async def again(client: LedgerOffloader) -> None:
@@ -119,7 +119,7 @@ class PartClauses(OffloaderClauses):
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
         """A stream has the parts whose record names it, and no others, however similar the names are."""
-        first = run(self.begun(offloader, other))
+        first = run(self.first_of_parts(offloader, other))
         names = [name for pair in random.sample(TWINS, 4) for name in pair]
         names += [f"{first}-part", f"{first}-part-2", "Orders", "order"]
         firsts = [each for each in dict.fromkeys(names) if has_room(offloader, StreamPart(each, 99).name)]
@@ -149,7 +149,7 @@ class PartClauses(OffloaderClauses):
 
         A part that is begun beside the deletion of another is listed, and can be written.
         """
-        first = run(self.begun(offloader, other))
+        first = run(self.first_of_parts(offloader, other))
         parts = [behind(StreamPart(first, number)) for number in NUMBERS[:4]]
         ledger = ledger_of(3)
 
@@ -174,7 +174,7 @@ class PartClauses(OffloaderClauses):
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
         """If the beginning of a part is cancelled at any moment, the part can be begun, and is listed."""
-        first = run(self.begun(offloader, other))
+        first = run(self.first_of_parts(offloader, other))
 
         async def scenario() -> None:
             for number in NUMBERS[1:4]:

@@ -405,7 +405,7 @@ def failing_once(
     return fail
 
 
-def assert_describes(receipt: Receipt, ledger: MemoryLedger) -> None:
+def assert_describes(receipt: Receipt, ledger: MemoryLedger, *, copied: int = 0) -> None:
     """Assert that the entries of the receipt describe this ledger, without a hole."""
     table = scan(b"".join(ledger.chunks), where="expected")
     begins = [entry.first_offset for entry in receipt.entries] + [ledger.next_offset]
@@ -416,7 +416,7 @@ def assert_describes(receipt: Receipt, ledger: MemoryLedger) -> None:
         rows = table[(table["offset"] >= entry.first_offset) & (table["offset"] < entry.next_offset)]
         user = rows[rows["type"] == ChunkType.USER]
         assert (entry.attempt, entry.ledger_id) == (receipt.attempt.uid, ledger.ledger_id)
-        assert (entry.messages, entry.copied) == (int(user["records"].sum()), 0)
+        assert (entry.messages, entry.copied) == (int(user["records"].sum()), copied)
         assert entry.data_size_bytes == int(rows["size_bytes"].sum())
         assert (entry.first_timestamp_ms, entry.last_timestamp_ms) == (
             int(rows["timestamp_ms"].min()),
