@@ -2,6 +2,7 @@
 
 ```text
 tier.anchor                                                    the anchor of the tier
+tier.verified                                                  how far a verify has read the tier
 <stream, escaped>/stream.anchor                                the anchor of the stream
 <stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
 <stream, escaped>/data/<first offset>.<attempt>.<name>         a companion of that fragment
@@ -36,13 +37,14 @@ from uuid import UUID
 
 from offload.errors import Misuse
 
-__all__ = ["TIER_ANCHOR", "StreamKeys", "escape", "is_name"]
+__all__ = ["TIER_ANCHOR", "VERIFY_NOTES", "StreamKeys", "escape", "is_name"]
 
 
 TIER_PREFIX: Final = "tier."
 """The prefix of the keys of a tier's own objects. No stream's key has it: an escaped name has no dot."""
 
 TIER_ANCHOR: Final = TIER_PREFIX + "anchor"
+VERIFY_NOTES: Final = TIER_PREFIX + "verified"
 _STREAM_ANCHOR: Final = "stream.anchor"
 _ROOTS: Final = "metadata/root."
 _KEYS: Final = "keys/"

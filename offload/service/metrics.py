@@ -67,8 +67,8 @@ class ServiceMetrics:
     """The registry of one process.
 
     `statuses` returns the statuses of its followers, and `lost_sources` a line for each source that
-    cannot be listed. `lost_tails` returns how many records deleted streams lack. `stores` has the counts of
-    requests to stores.
+    cannot be listed. `lost_tails` returns how many records deleted streams lack, and
+    `unverified` for how long some fragment was not read. `stores` has the counts of requests to stores.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ServiceMetrics:
         disks: Sequence[DiskWatch] = (),
         lost_sources: Callable[[], Sequence[str]] = tuple,
         lost_tails: Callable[[], Mapping[str, int]] = dict,
+        unverified: Callable[[], float | None] = lambda: None,
         streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
@@ -100,6 +101,7 @@ class ServiceMetrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
         self.registry.register(_Losses(statuses, lost_tails, streams_max))
+        self.registry.register(_Unverified(unverified))
         self.registry.register(_Stores(stores or StoreMetrics()))
         if asked:
             self.registry.register(_Brokers(asked))
@@ -236,6 +238,26 @@ class _Losses(Collector):
             gaps.add_metric([name], missing)
             lost.add_metric([name], records)
         yield from (lost, gaps)
+
+
+class _Unverified(Collector):
+    """The age of the fragment that was read the longest ago, computed when it is asked for."""
+
+    def __init__(self, unverified: Callable[[], float | None]) -> None:
+        self._unverified = unverified
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauge of this moment. There is none as long as it is not known."""
+        if (seconds := self._unverified()) is not None:
+            yield GaugeMetricFamily(
+                "offload_oldest_unverified_seconds",
+                "Time for which some fragment of the tier was not read by a verify, at most.",
+                value=seconds,
+            )
 
 
 class _Stores(Collector):

@@ -136,6 +136,7 @@ class Seeing:
             disks=disks,
             lost_sources=health.lost_sources,
             lost_tails=health.lost_tails,
+            unverified=lambda: None if upkeep.rounds is None else upkeep.rounds.oldest_seconds,
         )
         self.listeners.append(metrics.emit)
         told += [disk.run for disk in disks]

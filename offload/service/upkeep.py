@@ -6,11 +6,12 @@ after 0.9 to 1.1 of it, so that many processes do not begin together. A job whos
     retention    trims the streams that this process leads, by the limits of their globs
     compact      merges the small fragments of the streams that this process leads
     sweep        deletes unused objects of the tier
-    verify       compares the listing of the tier with its manifests, at a bounded rate
+    verify       reads every object of the tier, at a bounded rate (`service.rounds`)
 
 Invariants:
 
-- One job runs at a time, so no two sweeps of this process are at work together.
+- One job runs at a time, so no two sweeps of this process are at work together. Only the verify runs beside
+  the others: it may take days, and changes nothing.
 - A process that leads no stream does nothing: of several processes, those that stand by cost nothing here.
 - An error ends its run, and an event reports it. It stops neither the followers nor a later run.
 - A job that is cancelled leaves nothing that the next run does not cure: each is safe to kill.
@@ -30,18 +31,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offload.contracts.events import DamageFound, Event, UpkeepFinished
+from offload.contracts.events import Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
-from offload.errors import Denied, OffloadError, StoreDenied
+from offload.errors import OffloadError, StoreDenied
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
+from offload.service.rounds import VerifyRounds
 from offload.upkeep.clock import ClockGuard
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.sweep.tier import sweep
-from offload.upkeep.verify.report import VerifyLevel
-from offload.upkeep.verify.tier import verify
 
 __all__ = ["Upkeep"]
 
@@ -92,6 +92,8 @@ class Upkeep:
     emit: Callable[[Event], None] = lambda event: None
     running: str | None = None
     """The name of the job that runs now."""
+    rounds: VerifyRounds | None = field(init=False, default=None)
+    """The verify, if there is one."""
     _jobs: list[_Job] = field(init=False)
     _clock: ClockGuard = field(init=False)
 
@@ -102,7 +104,6 @@ class Upkeep:
             "retention": (every.retention_seconds, self._retain),
             "compact": (every.compact_seconds, self._compact),
             "sweep": (every.sweep_seconds, self._sweep),
-            "verify": (every.verify_seconds, self._verify),
         }
         now = self.env.monotonic()
         self._jobs = [
@@ -110,12 +111,23 @@ class Upkeep:
             for name, (seconds, run) in jobs.items()
             if seconds is not None
         ]
+        if every.verify_seconds is not None:
+            self.rounds = VerifyRounds(
+                config=self.config,
+                interval_seconds=every.verify_seconds,
+                tier=self.tier,
+                led=self.led,
+                env=self.env,
+                emit=self.emit,
+            )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run each job when it is due, until `stopping` is set. A job that runs then is cancelled."""
-        if not self._jobs:
+        works = [self._work()] if self._jobs else []
+        works += [] if self.rounds is None else [self.rounds.run()]
+        if not works:
             return
-        waits = [asyncio.ensure_future(self._work()), asyncio.ensure_future(stopping.wait())]
+        waits = [*map(asyncio.ensure_future, works), asyncio.ensure_future(stopping.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -126,13 +138,15 @@ class Upkeep:
     def as_json(self) -> list[dict[str, Any]]:
         """Return the jobs with their next due times and last results, for `/status`."""
         now = self.env.monotonic()
-        return [
+        rounds = self.rounds
+        rows = [] if rounds is None else [rounds.as_json() | {"last": _last_of(rounds.last)}]
+        return rows + [
             {
                 "job": job.name,
                 "running": job.name == self.running,
                 "interval_seconds": job.interval_seconds,
                 "due_in_seconds": round(max(job.due_seconds - now, 0.0), 1),
-                "last": None if job.last is None else _as_json(job.last),
+                "last": _last_of(job.last),
             }
             for job in self._jobs
         ]
@@ -214,20 +228,10 @@ class Upkeep:
             error = row.errors[0] if row.errors else None
             tally.add(row.deleted.objects.total(), row.deleted.bytes.total(), error)
 
-    async def _verify(self, tally: JobTally) -> None:
-        rate = self.config.upkeep.verify_bytes_per_second_max
-        report = await verify(self.tier, level=VerifyLevel.MANIFEST, bytes_per_second_max=rate, env=self.env)
-        tally.streams, tally.objects, tally.size_bytes = report.streams, report.objects, report.bytes
-        for damage in report.damages:
-            self.emit(DamageFound(damage=damage))
-        left = [
-            row.error if row.is_newer else Denied(f"{row.key} cannot be checked: {row.reason}")
-            for row in report.unchecked.values()
-        ]
-        tally.error = next(iter([*report.damages, *left]), None)
 
-
-def _as_json(done: UpkeepFinished) -> dict[str, Any]:
+def _last_of(done: UpkeepFinished | None) -> dict[str, Any] | None:
+    if done is None:
+        return None
     return {
         "streams": done.streams,
         "objects": done.objects,

@@ -183,7 +183,7 @@ async def sweeps(number: int) -> FaultyStore:
 async def verifies(number: int) -> FaultyStore:
     world, _ = await synced(number)
     world.store.calls.clear()
-    await verify(world.tier(), level=VerifyLevel.MANIFEST, env=world.clock.env())
+    await verify(world.tier(), level=VerifyLevel.BYTES, env=world.clock.env())
     return world.store
 
 

@@ -87,6 +87,7 @@ def labels_by_series() -> dict[str, set[str]]:
         asked=[Asked()],  # type: ignore[list-item]
         disks=disks,
         stores=stores,
+        unverified=lambda: 1.0,
     )
     metrics.emit(DamageFound(damage=Absent("an object", "orders")))
     metrics.emit(UpkeepFinished(job="verify", streams=1, objects=1, size_bytes=1, seconds=1.0, error=None))

@@ -110,8 +110,8 @@ ROWS: Final = {
             red_from=1,
         ),
         Panel(
-            "Since the last good verify",
-            'time() - max by (tier) (offload_upkeep_last_success_timestamp_seconds{task="verify"})',
+            "Oldest data that was not read",
+            "min by (tier) (offload_oldest_unverified_seconds)",
             "{{tier}}",
             "s",
             kind="stat",

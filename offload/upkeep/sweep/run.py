@@ -21,7 +21,7 @@ from offload.commit.log import RootLog
 from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Absent, Corrupt, Denied, NotOffloaded, OffloadError, StoreDenied, TryAgain
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, VERIFY_NOTES, StreamKeys, escape
 from offload.formats.sighting import SightingRows
 from offload.model.manifest import Manifest, StreamState
 from offload.native.lost_roots import (
@@ -81,7 +81,7 @@ class SweepRun:
             if name.endswith("/"):  # a stream or strangers: the anchor in it decides
                 await self._sweep_part(name[:-1])
             # A trial that began less than a day ago may still run, so it is only reported.
-            elif name != TIER_ANCHOR and not is_left_behind(name, self.env):
+            elif name not in (TIER_ANCHOR, VERIFY_NOTES) and not is_left_behind(name, self.env):
                 self.report.stranger(name, _strange(name))
         return None
 

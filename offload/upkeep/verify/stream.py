@@ -21,7 +21,7 @@ from offload.errors import (
 )
 from offload.formats.fragment import FragmentTail
 from offload.formats.group import Group
-from offload.formats.keys import TIER_PREFIX, StreamKeys
+from offload.formats.keys import TIER_PREFIX, VERIFY_NOTES, StreamKeys
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest, StreamState
 from offload.model.tree import EntryTree, LoadGroup
@@ -284,7 +284,9 @@ def _count(report: VerifyReport, size_bytes: int) -> None:
 async def explain_strange(key: str, report: VerifyReport) -> None:
     """Report an object that is not of this format."""
     reason = "not an object of this format; no command touches it"
-    if key.startswith(TIER_PREFIX):
+    if key == VERIFY_NOTES:
+        reason = "how far the verify of offload run has read the tier"
+    elif key.startswith(TIER_PREFIX):
         reason = (
             "of a trial of the store that runs or was interrupted; nothing reads it, and a sweep removes it"
         )
