@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from offload_conformance.ledgers import MemoryLedger, ledger_of
 
-from offload import ObjectStoreOffloader, StreamWriter, TierOptions
+from offload import MemoryHandle, ObjectStoreOffloader, Snapshot, StreamWriter, TierOptions, build_chunk
 from offload.contracts.store import Body
 from offload.formats.checksums import crc32c
 from offload.formats.fragment_trailer import TRAILER
@@ -18,6 +18,7 @@ from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover
 from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore
+from offload.streams.history import source_agrees
 
 
 @dataclass
@@ -67,6 +68,28 @@ def test_adoption_ends_at_the_first_fragment_that_differs_from_the_source() -> N
 
     assert asked == [0, 1]
     assert (manifest.next_offset, manifest.fragments, manifest.running) == (1, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("begins", "is_same", "agrees"), [(0, True, True), (0, False, False), (1, False, True)]
+)
+def test_a_source_contradicts_an_upload_also_by_its_oldest_chunk(
+    begins: int, is_same: bool, agrees: bool
+) -> None:
+    """It no longer has what is before that chunk, so it cannot contradict it."""
+    other = build_chunk([b"other"], offset=begins, timestamp_ms=1, epoch=1)
+    chunk = ledger_of(2).chunks[begins] if is_same else other
+    source = Snapshot(ledgers=[MemoryHandle([chunk])], first_offset=begins, next_offset=begins + 1, epoch=1)
+
+    async def main() -> bool:
+        crashed = await Crashed.begin()
+        await crashed.upload()
+        successor = replace(crashed.manifest, writer=UUID(int=9))
+        [leftover, *_] = await crashed.offloader.leftovers(successor)
+        assert leftover.last_chunk_offset == 0
+        return await source_agrees(source, leftover)
+
+    assert asyncio.run(main()) == agrees
 
 
 @pytest.mark.parametrize(
