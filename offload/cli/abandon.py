@@ -14,6 +14,7 @@ from uuid import UUID
 import typer
 
 from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
 from offload.errors import NotOffloaded
@@ -40,13 +41,14 @@ def abandon(
 
     async def main() -> Manifest:
         async with state.tier(tier, option) as offloader:
-            found = await offloader.load_manifest(stream)
+            named = await known_name(offloader, stream)
+            found = await offloader.load_manifest(named)
             if job is not None:
                 if not attempts_of(found, job):
                     raise NotOffloaded(
                         f"stream {stream!r} has no running job {job}; leave out JOB to list its jobs"
                     )
-                await (await Job.begin(offloader, stream, uid=job)).abort()
+                await (await Job.begin(offloader, named, uid=job)).abort()
             return found
 
     running = jobs_of(run_async(main))

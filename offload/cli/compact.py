@@ -18,6 +18,7 @@ from offload.cli.kit.arguments import (
     Tier,
     compression_of,
 )
+from offload.cli.kit.names import known_names
 from offload.cli.kit.output import print_dropped, print_error, print_json, print_table, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
@@ -69,7 +70,7 @@ def compact(
             async with state.tier(tier, option, how=how) as offloader:
                 async for one in compact_tier(
                     offloader,
-                    streams=[] if stream is None else [stream],
+                    streams=await known_names(offloader, [] if stream is None else [stream]),
                     fragment_size_bytes=size_bytes,
                     fragments_min=fragments_min,
                     progress=_Bar(show),

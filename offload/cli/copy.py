@@ -12,6 +12,7 @@ import typer
 from offload.cli.encryption import is_encrypted
 from offload.cli.kit.arguments import Compress, Decrypt, Encrypt, EncryptedOnly, Keys, Options, SourceKeys
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_names
 from offload.cli.kit.output import (
     one_line,
     print_dropped,
@@ -75,7 +76,7 @@ def copy(
     Every byte is checked. Safe beside syncs and readers. If it is killed, run the same command again.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypt, encrypted_only=only, decrypt=decrypt)
-    run = partial(copy_tier, streams=stream or [], verify=verify, decrypt=decrypt, at_once=at_once)
+    run = partial(copy_tier, verify=verify, decrypt=decrypt, at_once=at_once)
     done, is_same = list[Copied](), (source_option or []) == (option or [])
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
 
@@ -84,9 +85,10 @@ def copy(
         async with state.tier(source, source_option, keys=from_keys) as read, opened as written:
             refuse_itself(read, written, same_options=is_same)
             if drop:
-                await _give_up(read, written, stream or [])
+                await _give_up(read, written, await known_names(read, stream or []))
             else:
-                await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
+                chosen = partial(run, read, streams=await known_names(read, stream or []))
+                await _copy(chosen, written, done, encrypt=encrypt is not None, json=json)
 
     return ended(main, done, partial(_show, done), json=json)
 

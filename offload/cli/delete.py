@@ -9,6 +9,7 @@ import typer
 
 from offload.cli.kit.arguments import Options, Stream, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.errors import OffloadError
@@ -41,14 +42,15 @@ def delete(
 
     async def main() -> list[Manifest]:
         async with state.tier(tier, option) as offloader:
-            found = await live_manifests(offloader, stream)
-            if found and (part := await part_named(offloader, stream)) is not None:
+            named = await known_name(offloader, stream)
+            found = await live_manifests(offloader, named)
+            if found and (part := await part_named(offloader, named)) is not None:
                 print_note(f"this is part {part.number} of stream {part.first!r}, whose readers will skip it")
             if dry_run:
                 return found
             if found and not yes:
                 _ask(stream, found)
-            await delete_parts(offloader, stream, found)
+            await delete_parts(offloader, named, found)
             return found
 
     gone = run_async(main)

@@ -11,6 +11,7 @@ import typer
 
 from offload.blocking import Blocking
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
+from offload.cli.kit.names import meant
 from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
@@ -120,7 +121,7 @@ def _exported(
     except ModuleNotFoundError as exc:
         raise Misuse(missing_text("offload export", "pyarrow", "ledger-offload[arrow]")) from exc
     with ArrowTier.around(blocking) as tables:
-        rows = tables[stream]
+        rows = tables[meant([*tables], stream)]
 
         def seen(done: ExportedRows) -> None:
             total = done.rows + rows.count(done.place, how["end"])

@@ -8,6 +8,7 @@ import typer
 
 from offload.cli.kit.arguments import OnlyStream, Options, Tier
 from offload.cli.kit.gaps import gap_as_json, gaps_text, records_text
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import print_error, print_json, print_table
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
@@ -32,7 +33,9 @@ def gaps(
 
     async def main() -> tuple[list[StreamGap], list[OffloadError]]:
         async with state.opened_to_read(tier, option) as catalogue:
-            return await _all_gaps(catalogue) if stream is None else (await gaps_of(catalogue, stream), [])
+            if stream is None:
+                return await _all_gaps(catalogue)
+            return await gaps_of(catalogue, await known_name(catalogue, stream)), []
 
     found, errors = run_async(main)
     if json:

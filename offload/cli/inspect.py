@@ -22,6 +22,7 @@ from rich.tree import Tree
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
 from offload.cli.kit.gaps import gap_as_json, gaps_text
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue, StreamView
@@ -107,7 +108,8 @@ async def _seen(
     state: CommandContext, tier: str, stream: str, option: list[str] | None, *, verbose: bool
 ) -> _Seen:
     async with state.opened_to_read(tier, option) as catalogue:
-        views, errors = await _views(catalogue, stream)
+        named = await known_name(catalogue, stream)
+        views, errors = await _views(catalogue, named)
         parts = [
             _Part(number=number, view=view, encryption=await _encryption(catalogue, view, verbose=verbose))
             for number, view in views
@@ -115,7 +117,7 @@ async def _seen(
         native = native_or_none(catalogue)
         gaps: list[StreamGap] | None = None
         with suppress(OffloadError):  # damage of another part must not hide this one
-            gaps = await gaps_of(catalogue, stream)
+            gaps = await gaps_of(catalogue, named)
         default = None if native is None else str(native.default_compression)
         return _Seen(parts=parts, default=default, gaps=gaps, errors=errors)
 

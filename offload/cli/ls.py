@@ -15,6 +15,7 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.model.gaps import PartEnds, gaps_between, lost_records
+from offload.model.own_names import labels_of
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
@@ -42,7 +43,8 @@ def ls(
 ) -> int:
     """List the streams of TIER.
 
-    A stream that goes on in further parts is one line, with the totals of all parts.
+    A stream that goes on in further parts is one line, with the totals of all parts. A stream of RabbitMQ has
+    the name of its queue, unless several streams of TIER have that name.
     """
     state: CommandContext = context.obj
 
@@ -61,6 +63,9 @@ def ls(
         return rows, [*{str(error): error for error in errors}.values()]
 
     rows, errors = run_async(main)
+    labels = labels_of(row["stream"] for row in rows)
+    for row in rows:
+        row["name"] = labels[row["stream"]]
     if json:
         for row in rows:
             print_json(_printed(row))
@@ -161,7 +166,7 @@ def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:
 
 def _line(row: dict[str, Any], parts: object) -> tuple[object, ...]:
     return (
-        row["stream"],
+        row.get("name", row["stream"]),
         row["messages"],
         row["first_offset"],
         row["next_offset"],

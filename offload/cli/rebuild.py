@@ -11,6 +11,7 @@ import typer
 
 from offload.cli.kit.arguments import Keys, Options, Tier, Verbose, compression_of
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json
 from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, IsPart, Yes, make_sure, tell
 from offload.cli.kit.state import CommandContext, run_async
@@ -81,7 +82,7 @@ def rebuild(
             with live_line("listing") as show:
                 return await run(
                     _on_a_store(offloader),
-                    stream,
+                    await known_name(offloader, stream),
                     dry_run=dry_run,
                     progress=lambda read, listed: show(f"read {read} of {counted(listed, 'fragment')}"),
                 )

@@ -19,6 +19,7 @@ from offload.cli.kit.arguments import (
     Tier,
     compression_of,
 )
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, error_line, one_line, print_error, print_json
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
@@ -86,9 +87,10 @@ def repair(
             state.tier(tier, option, how=how) as offloader,
             _elsewhere(state, place, from_option, from_keys or keys, offloader, option) as there,
         ):
+            named = await known_name(offloader, stream)
             with progress(json=json) as show:
                 work = partial(repair_stream, level=level, dry_run=dry_run, progress=_Bar(show))
-                async for one in work(offloader, stream, there):
+                async for one in work(offloader, named, there):
                     done.append(one)
                     _tell(one, place, json=json, dry_run=dry_run)
 

@@ -13,6 +13,7 @@ import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, position_of, run_async
@@ -154,7 +155,8 @@ async def _opened(
     If the archive goes on behind this restore, an earlier run of it began the later part. The messages of
     that part are in the target.
     """
-    reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
+    named = await known_name(catalogue, stream)
+    reader = await StreamReader.open(catalogue, named, emit=state.plugins.emit)
     others = [
         each.manifest.stream
         for each in reader.parts

@@ -11,6 +11,7 @@ import typer
 
 from offload.cli.kit.arguments import Keys, Options, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_names
 from offload.cli.kit.output import counted, print_error, print_json, print_note, print_table
 from offload.cli.kit.state import CommandContext
 from offload.cli.kit.terminal import live_line
@@ -72,9 +73,10 @@ def rotate(
             state.tier(tier, option) as offloader,
         ):
             rotated = partial(rotate_tier, offloader, label, service=new, old_service=old)
+            names = await known_names(offloader, stream or [])
             with live_line("listing") as show:
                 progress = partial(_live, show)
-                async for one in rotated(streams=stream or [], dry_run=dry_run, progress=progress):
+                async for one in rotated(streams=names, dry_run=dry_run, progress=progress):
                     done.append(one)
                     _tell(one, json=json, dry_run=dry_run)
 

@@ -14,6 +14,7 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.broker import LeadingNode
 from offload.contracts.source import SourceStream
 from offload.errors import Misuse, OffloadError
+from offload.model.own_names import labels_of, with_own_names
 from offload.model.prices import GIB
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
@@ -85,7 +86,8 @@ async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *
         found.problems.append(f"the source: {error}")
         return found
     names = [stream.name for stream in streams]
-    found.notes = [*unmatched(config, names), *opened.source.notes]
+    notes, problems = unmatched(config, names)
+    found.notes, found.problems = [*notes, *opened.source.notes], found.problems + problems
     if opened.asked is not None:
         await _ask_broker(found, opened.asked, [each for each in streams if config.of(each.name).follow])
     found.left_out = [name for name in names if not config.of(name).follow]
@@ -140,7 +142,8 @@ def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None
         matching = [each for each in found.streams if each.glob == glob]
         number = len(matching) if rules.follow else sum(config.glob_of(n) == glob for n in found.left_out)
         print(one_line(f'"{glob}": {counted(number, "stream")}, {_rules_text(rules)}'))
-    rows = [[*preview_row(each), f'"{each.glob}"'] for each in found.streams]
+    labels = labels_of(each.stream for each in found.streams)
+    rows = [[*preview_row(each, labels), f'"{each.glob}"'] for each in found.streams]
     heads = [*PREVIEW_HEADS, "rules"]
     if config.broker is not None:
         heads.append("leader")
@@ -150,19 +153,19 @@ def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None
     print(_upkeep_text(config))
     print(cost_text(cost))
     for note in found.notes:
-        print(f"note: {one_line(note)}")
+        print(f"note: {with_own_names(one_line(note))}")
     for problem in found.problems:
-        print(f"PROBLEM: {one_line(problem)}")
+        print(f"PROBLEM: {with_own_names(one_line(problem))}")
     print(f"ready: {'NO' if found.problems else 'yes'}")
 
 
-def preview_row(seen: StreamPreview) -> tuple[object, ...]:
+def preview_row(seen: StreamPreview, labels: dict[str, str]) -> tuple[object, ...]:
     """Return the cells below `PREVIEW_HEADS`."""
     if not seen.is_known:
-        return (seen.stream, *(["not known"] * (len(PREVIEW_HEADS) - 1)))
+        return (labels[seen.stream], *(["not known"] * (len(PREVIEW_HEADS) - 1)))
     tier_end = "-" if seen.committed_offset is None else seen.committed_offset
     return (
-        seen.stream,
+        labels[seen.stream],
         seen.source_next_offset,
         tier_end,
         seen.lag_records,

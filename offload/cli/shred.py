@@ -11,6 +11,7 @@ import typer
 from offload.cli.delete import held_by
 from offload.cli.kit.arguments import Keys, Options, Stream, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.sweep import duration_text
@@ -62,12 +63,13 @@ def shred(
             state.tier(tier, option) as offloader,
         ):
             # All plans come first: if one part cannot be shredded, nothing is deleted.
-            plans = await plan_parts(offloader, stream, service=service)
+            named = await known_name(offloader, stream)
+            plans = await plan_parts(offloader, named, service=service)
             if dry_run:
                 return [(plan, planned(plan)) for plan in plans]
             if not yes:
                 _ask(stream, plans)
-            return await _shred_all(offloader, stream, plans, service, json=json)
+            return await _shred_all(offloader, named, plans, service, json=json)
 
     return _tell(stream, run_async(main), dry_run=dry_run, json=json)
 

@@ -17,6 +17,7 @@ from offload.cli.kit.output import counted, one_line, print_error, print_json, p
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.run import ConfigOrSource, OnTier, configuration_of
 from offload.errors import Misuse, NotOffloaded, OffloadError
+from offload.model.own_names import labels_of, with_own_names
 
 if TYPE_CHECKING:
     from offload.cli.questions import Answer
@@ -90,7 +91,7 @@ def _errors(seen: _Seen) -> int:
             of_errors.setdefault(str(each.error), []).append(each)
     for same in of_errors.values():
         more = f" (and {counted(len(same) - 1, 'more stream')})" if same[1:] else ""
-        print_error(OffloadError(f"{same[0].problem}{more}"))
+        print_error(OffloadError(f"{with_own_names(same[0].problem)}{more}"))
     unused = "" if seen.unused is None else seen.unused.why()
     if unused:
         print_error(OffloadError(f"the unused objects are not known: {unused}"))
@@ -156,8 +157,9 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
     from offload.service.costs import cost_of
 
+    labels = labels_of(each.stream for each in seen.streams)
     rows = [
-        [*preview_row(each), size_text(each.stored_size_bytes) if each.is_known else "not known"]
+        [*preview_row(each, labels), size_text(each.stored_size_bytes) if each.is_known else "not known"]
         for each in seen.streams
     ]
     heads = [*PREVIEW_HEADS, "stored"]
@@ -174,13 +176,17 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     print(one_line(_summary(config, seen)))
     for each in seen.streams:
         if each.begins_part:
-            print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
+            print(
+                one_line(
+                    f"{labels[each.stream]}: the source does not continue it, so it goes on in a new part"
+                )
+            )
         if each.gaps:
             command = shlex.join(["offload", "gaps", config.tier, each.stream])
-            print(one_line(f"{each.stream}: {gaps_text(each.gaps)}: {command}"))
+            print(one_line(f"{labels[each.stream]}: {gaps_text(each.gaps)}: {command}"))
     print(cost_text(cost_of(config, seen.streams)))
     for said in answers:
-        print(one_line(f"{said.question} {said.text}"))
+        print(one_line(f"{said.question} {with_own_names(said.text)}"))
         print(one_line(f"    {said.command}"))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.kit.quantities import parse_duration
 from offload.cli.kit.state import CommandContext, run_async
@@ -63,7 +64,7 @@ def sweep(
             with live_line("listing") as show:
                 return await sweep_tier(
                     offloader,
-                    stream=stream,
+                    stream=None if stream is None else await known_name(offloader, stream),
                     grace_seconds=grace_seconds,
                     uploads_seconds=uploads_seconds,
                     dry_run=dry_run,

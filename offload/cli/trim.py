@@ -9,6 +9,7 @@ import typer
 
 from offload.cli.kit.arguments import Options, Stream, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json, size_text
 from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -69,9 +70,10 @@ def trim(
 
     async def main() -> list[TrimReport]:
         async with state.tier(tier, option) as offloader:
+            named = await known_name(offloader, stream)
             if sys.stdin.isatty() and not (yes or dry_run or json):
-                _ask(stream, await trim_parts(offloader, stream, retention, dry_run=True))
-            return await trim_parts(offloader, stream, retention, dry_run=dry_run)
+                _ask(stream, await trim_parts(offloader, named, retention, dry_run=True))
+            return await trim_parts(offloader, named, retention, dry_run=dry_run)
 
     reports = run_async(main)
     if json:

@@ -9,6 +9,7 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
@@ -54,7 +55,7 @@ def verify(
             with progress(json=json) as show:
                 await verify_tier(
                     catalogue,
-                    stream=stream,
+                    stream=None if stream is None else await known_name(catalogue, stream),
                     level=level,
                     after=after,
                     bytes_per_second_max=bytes_per_second_max,

@@ -15,9 +15,10 @@ from typing import Self
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Corrupt, NotOffloaded
+from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.model.chunk_table import ChunkType, row_from, row_holding
 from offload.model.manifest import Manifest
+from offload.model.own_names import named_so
 from offload.model.position import AtEdge, AtOffset, AtTime, Position
 
 __all__ = ["Snapshot", "Source", "SourceStream"]
@@ -234,10 +235,16 @@ class Source(ABC):
         """The files and folders that `streams` skipped, and the reasons: one line each, for people."""
 
     async def stream(self, name: str) -> SourceStream:
-        """Return the stream of this name. Raises `NotOffloaded` if there is none."""
-        for stream in await self.streams():
-            if stream.name == name:
-                return stream
+        """Return the stream of this name, or with this own name (`model.own_names`).
+
+        Raises `NotOffloaded` if there is none, and `Misuse` if several have this own name.
+        """
+        streams = {stream.name: stream for stream in await self.streams()}
+        found = named_so(streams, name)
+        if found[1:]:
+            raise Misuse(f"{len(found)} streams are called {name!r}: name one of {', '.join(found)}")
+        if found:
+            return streams[found[0]]
         raise NotOffloaded(f"{self.url} has no stream {name!r}")
 
     async def aclose(self) -> None:

@@ -14,7 +14,6 @@ The 128 MiB are the program itself, and what it keeps of each stream. Very large
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
 from offload.errors import OffloadError
 from offload.model.compression import Compression
+from offload.model.own_names import matches_glob, may_match_glob, own_name
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.service.config import (
@@ -138,18 +138,35 @@ async def start_notes(opened: OpenedService) -> list[str]:
         names = [stream.name for stream in await opened.source.streams()]
     except OffloadError as error:
         return [f"no streams yet: {error}"]
-    return [*unmatched(opened.config, names), *opened.source.notes]
+    notes, problems = unmatched(opened.config, names)
+    return [*problems, *notes, *opened.source.notes]
 
 
-def unmatched(config: RunConfig, streams: Sequence[str]) -> list[str]:
-    """Return a note for each glob that counts for no stream of the source."""
+def unmatched(config: RunConfig, streams: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return notes on globs that count for no stream of the source, and problems.
+
+    It is a problem if the table asks for something that nobody would miss until it is too late, or if it may
+    mean a stream whose virtual host nobody knows.
+    """
     counts = {config.glob_of(stream) for stream in streams}
-    return [
-        f"[streams.{json.dumps(glob)}] counts for no stream of the source"
-        + (": an earlier glob matches them all" if fnmatch.filter(streams, glob) else "")
-        for glob in config.streams
-        if glob not in counts | {DEFAULT_GLOB}
-    ]
+    notes, problems = list[str](), list[str]()
+    for glob, rules in config.streams.items():
+        table = f"[streams.{json.dumps(glob)}]"
+        if glob not in counts | {DEFAULT_GLOB}:
+            is_hidden = any(matches_glob(stream, glob) for stream in streams)
+            found = f"{table} counts for no stream of the source"
+            found += ": an earlier glob matches them all" if is_hidden else ""
+            if rules.must_match:
+                problems.append(f"{found}, and asks for {' and '.join(rules.must_match)}")
+            else:
+                notes.append(found)
+        for stream in streams:
+            if rules.must_match and config.glob_of(stream) == DEFAULT_GLOB and may_match_glob(stream, glob):
+                problems.append(
+                    f"{table} asks for {' and '.join(rules.must_match)}, and does not match "
+                    f"{own_name(stream)!r}: if that begins with a virtual host, add a table with this name"
+                )
+    return notes, problems
 
 
 def shares(memory_size_bytes: int, offloaders: int) -> tuple[int, int]:

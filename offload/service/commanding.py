@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Final
 from offload.contracts.events import Event, StreamPaused, StreamResumed
 from offload.env import Env
 from offload.errors import NotOffloaded
+from offload.model.own_names import named_so
 from offload.outside import Unreadable, json_outside, read_outside
 from offload.service.door import Door
 from offload.streams.dispatcher import Dispatcher
@@ -129,15 +130,23 @@ class Commanding:
         Raises `NotOffloaded` if one of the names is that of no stream that is followed. Then nothing is done.
         """
         owners = {status.stream: each for each in self.dispatchers for status in each.statuses}
-        named = list(owners) if streams is None else list(dict.fromkeys(streams))
-        for name in named:
-            if name not in owners:
-                raise NotOffloaded(f"stream {name!r} is not followed by this process")
+        named = (
+            list(owners) if streams is None else list(dict.fromkeys(_meant(owners, name) for name in streams))
+        )
         if verb is not Verb.RETRY:
             for name in named:
                 self.notes.hold(name, is_held=verb is Verb.PAUSE)
         _log.warning("a person says: %s %s", verb.value, ", ".join(map(repr, named)))
         return await asyncio.gather(*(_obey(owners[name], verb, name) for name in named))
+
+
+def _meant(streams: Iterable[str], name: str) -> str:
+    found = named_so(streams, name)
+    if not found:
+        raise NotOffloaded(f"stream {name!r} is not followed by this process")
+    if found[1:]:
+        raise NotOffloaded(f"{len(found)} streams are called {name!r}: name one of {', '.join(found)}")
+    return found[0]
 
 
 async def _obey(dispatcher: Dispatcher, verb: Verb, stream: str) -> FollowStatus:

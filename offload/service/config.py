@@ -10,9 +10,10 @@
     [prices]              what requests and storage cost, for `--check`
     memory, listen, control, stop_seconds, discover, instance
 
-The tables of streams are tried in the order of the file, and the first that matches a name counts, alone. The
-table `"*"` is the default: it comes last, wherever it is in the file. Without it, the defaults of this module
-apply to the streams that no glob matches.
+The tables of streams are tried in the order of the file, and the first that matches a name counts, alone. A
+glob matches the queue's own name, or the name of its folder (`model.own_names`). The table `"*"` is the
+default: it comes last, wherever it is in the file. Without it, the defaults of this module apply to the
+streams that no glob matches.
 
 Invariants: an unknown key or a wrong value is an error with its file and line, never ignored. No error and
 no `repr` has the value of an option of the store or source, or the broker's password: it may be a secret.
@@ -21,7 +22,6 @@ no `repr` has the value of an option of the store or source, or the broker's pas
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
@@ -37,6 +37,7 @@ from pydantic import (
 from offload.errors import Misuse
 from offload.model.compression import Compression
 from offload.model.labels import MasterKey
+from offload.model.own_names import matches_glob
 from offload.model.quantities import seconds_from, size_bytes_from
 from offload.service.listening import OFF, address_from
 from offload.streams.follow_rules import FollowRules
@@ -167,6 +168,17 @@ class StreamConfig(_Section):
         return self
 
     @property
+    def must_match(self) -> list[str]:
+        """The keys of this table that do harm if they silently count for no stream."""
+        asked = {
+            "follow = false": not self.follow,
+            "max_age": self.age_seconds_max is not None,
+            "max_bytes": self.size_bytes_max is not None,
+            "encrypt": self.encrypt is not None,
+        }
+        return [key for key, is_asked in asked.items() if is_asked]
+
+    @property
     def rules(self) -> FollowRules:
         """When a follower copies what."""
         held = self.hold_back_seconds
@@ -244,8 +256,8 @@ class RunConfig(_Section):
         return self
 
     def glob_of(self, stream: str) -> str:
-        """Return the glob whose table counts for a stream: the first that matches its name."""
-        return next(glob for glob in self.streams if fnmatchcase(stream, glob))
+        """Return the glob whose table counts for a stream: the first that matches one of its names."""
+        return next(glob for glob in self.streams if matches_glob(stream, glob))
 
     def of(self, stream: str) -> StreamConfig:
         """Return what is done with a stream."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
+from offload.model.own_names import labels_of, own_name, with_own_names
 from offload.model.position import iso_of
 from offload.service.upkeep import Upkeep
 from offload.streams.dispatcher import Dispatcher
@@ -53,7 +54,7 @@ class Health:
     def problems(self) -> list[str]:
         """Return a line for each reason to call the process not ready. Names cannot break a line."""
         found = [*self.lost_sources(), *(line for status in self.statuses() for line in _problem(status))]
-        return [_printable(line) for line in found]
+        return self._shown(found)
 
     def notes(self) -> list[str]:
         """Return lines that ask for nothing: the process may still be ready.
@@ -67,7 +68,15 @@ class Health:
             if status.waits is Wait.RETRY:
                 found.setdefault(type(status.error), []).append(status)
         retried = [_retried(each) for each in found.values()]
-        return [_printable(line) for line in (*retried, *map(_held, held))]
+        return self._shown([*retried, *map(_held, held)])
+
+    def labels(self) -> dict[str, str]:
+        """Return the name by which each stream is shown."""
+        return labels_of(status.stream for status in self.statuses())
+
+    def _shown(self, lines: list[str]) -> list[str]:
+        labels = self.labels()
+        return [_printable(with_own_names(line, labels)) for line in lines]
 
     def summary(self) -> str:
         """Return a sentence on what this process leads. A standby says that it stands by."""
@@ -80,14 +89,16 @@ class Health:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything for `/status`."""
-        problems = self.problems()
+        problems, labels = self.problems(), self.labels()
         return {
             "version": version("ledger-offload"),
             "ready": not problems,
             "summary": self.summary(),
             "problems": problems,
             "notes": self.notes(),
-            "streams": [status_as_json(status) for status in self.statuses()],
+            "streams": [
+                status_as_json(status) | {"name": labels[status.stream]} for status in self.statuses()
+            ],
             "lost_tails": self.lost_tails(),
             "brokers": [broker_as_json(each) for each in self.asked],
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
@@ -165,7 +176,8 @@ def _retried(statuses: list[FollowStatus]) -> str:
 
 def _held(status: FollowStatus) -> str:
     since = iso_of(status.waits_since_ms)
-    return f"stream {status.stream!r} was paused by a person at {since}: offload ctl resume {status.stream}"
+    command = f"offload ctl resume {own_name(status.stream)}"
+    return f"stream {status.stream!r} was paused by a person at {since}: {command}"
 
 
 def _printable(text: str) -> str:

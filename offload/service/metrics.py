@@ -34,6 +34,7 @@ from offload.contracts.events import (
     UpkeepFinished,
 )
 from offload.contracts.metrics import BUCKET_SECONDS, RequestTimes, StoreMetrics, outcome_of
+from offload.model.own_names import labels_of
 from offload.service.disk import DiskWatch
 from offload.streams.follow_rules import FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
@@ -370,8 +371,9 @@ class _Disks(Collector):
 def _rows(statuses: Sequence[FollowStatus], streams_max: int) -> dict[str, list[FollowStatus]]:
     """Return the statuses by label: one for each stream, and the rest together."""
     rows: dict[str, list[FollowStatus]] = {}
+    labels = labels_of(status.stream for status in statuses)
     for status in statuses:
-        name = label_of(status.stream)
+        name = label_of(labels[status.stream])
         rows.setdefault(name if len(rows) < streams_max else OTHERS, []).append(status)
     return rows
 

@@ -57,7 +57,7 @@ class TestLs:
         assert (ran.code, ran.stderr) == (0, "")
         assert [row["stream"] for row in ran.objects] == sorted(STREAMS)
         for row in ran.objects:
-            assert set(row) == STREAM_TOTALS | STORED | {"newest"}
+            assert set(row) == STREAM_TOTALS | STORED | {"newest", "name"}
             assert row | expected_totals(row["stream"]) == row
 
     def test_json_carries_every_column_of_the_table(self, tier: Path) -> None:

@@ -104,6 +104,7 @@ class TestRoutes:
         assert f'offload_build_info{{version="{release}"}} 1.0' in metrics[1]
         assert json.loads(status[1])["streams"][0] == {
             "stream": "orders",
+            "name": "orders",
             "state": "leading",
             "late": False,
             "lag_records": 6,

@@ -29,7 +29,9 @@ __all__ = [
 Tier = Annotated[
     str, typer.Argument(metavar="TIER", help="A folder, or a URL of a backend: s3://bucket/prefix.")
 ]
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` names it.")]
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` shows it, or its name on TIER.")
+]
 OnlyStream = Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream.")]
 Options = Annotated[
     list[str] | None,

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, Final
 
 from offload.contracts.events import Event
+from offload.model.own_names import own_name, with_own_names
 
 LEVELS: Final = {
     "CopyBegun": logging.DEBUG,
@@ -55,7 +56,7 @@ class EventFormatter(logging.Formatter):
         head = {"time": when.replace("+00:00", "Z"), "level": record.levelname.lower()}
         fields: Mapping[str, Any] = getattr(record, "fields", {})
         if not fields and not hasattr(record, "event"):
-            fields = {"logger": record.name, "message": record.getMessage()}
+            fields = {"logger": record.name, "message": with_own_names(record.getMessage())}
         if record.exc_info:
             fields = {**fields, "trace": self.formatException(record.exc_info)}
         event = getattr(record, "event", "message")
@@ -96,7 +97,16 @@ def _fields(event: Event) -> dict[str, Any]:
             fields |= {part: _plain(getattr(value, part)) for part in PARTS[field.name]}
         elif value is not None:
             fields[field.name] = _plain(value)
-    return fields
+    return _with_own_name(fields)
+
+
+def _with_own_name(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the own name of the stream, and with its name on the tier if that is another."""
+    shown = {name: with_own_names(value) if name == "error" else value for name, value in fields.items()}
+    stream = fields.get("stream")
+    if isinstance(stream, str) and own_name(stream) != stream:
+        shown |= {"stream": own_name(stream), "on_tier": stream}
+    return shown
 
 
 def _plain(value: object) -> object:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, print_note
 from offload.cli.kit.state import CommandContext
 from offload.contracts.catalogue import Catalogue
@@ -73,13 +74,14 @@ async def open_reader(
 
     Raises `NotOffloaded` if the source has no stream of this name.
     """
-    emit = _listener(state.plugins.emit)
+    emit, stream = _listener(state.plugins.emit), await known_name(catalogue, stream)
     if beside is None:
         yield await StreamReader.open(catalogue, stream, in_flight=in_flight, emit=emit)
         return
     async with aclosing(beside.opened(state, os.environ)) as source:
         try:
             found = await source.stream(stream)
+            stream = found.name
         except NotOffloaded as error:
             raise NotOffloaded(f"{error}; to read the tier alone, leave --source out") from error
         yield await TieredReader.open(
