@@ -59,14 +59,18 @@ def compile_loops(library: Path, target: str | None = None, *, flags: list[str] 
 
 
 class LoopsHook(BuildHookInterface):
-    """Adds the loops to a wheel for one platform."""
+    """Adds the pages of `offload help` to each wheel, and the loops to a wheel for one platform."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile for the platform that is asked for, and name it in the wheel's tag."""
+        if version == "editable":
+            return
+        for page in (ROOT / "docs").glob("*.md"):
+            build_data["force_include"][str(page)] = f"offload/pages/{page.name}"
         target = os.environ.get("OFFLOAD_LOOPS_TARGET")
-        if not target or version == "editable":
+        if not target:
             return
         self._folder = TemporaryDirectory()
         library = Path(self._folder.name) / "_loops.so"

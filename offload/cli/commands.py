@@ -38,6 +38,7 @@ HELP: Final = {
     "Suggest fixes for failures.",
     "rebuild": "Rebuild the manifest of STREAM from its data objects. "
     "Stop all writers and sweeps of it first.",
+    "help": "Print a page of the documentation, or a section of it. Without TOPIC, list the pages.",
     "plugins": "List every plugin with its distribution, version, declarations and errors.",
 }
 """The first paragraph of each command's docstring, in the order of `offload --help`."""

@@ -393,7 +393,7 @@ class TierCopy:
             raise Diverged(
                 f"stream {self.log.name!r}: the tier was trimmed up to offset {manifest.first_offset}, and "
                 f"nothing shows that it had [{first_offset}, {next_offset}) as {self.log.where} has it; no "
-                'local copy is deleted; see "If a ledger has stopped" (docs/embedding.md)'
+                "local copy is deleted; see: offload help embedding#if-a-ledger-has-stopped"
             )
 
     def _compare_chunks(self, ours: ChunkTable, theirs: ChunkTable, where: str) -> None:

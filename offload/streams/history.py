@@ -36,7 +36,7 @@ async def first_damage(handle: ReadHandle) -> tuple[int, Corrupt] | None:
     return None
 
 
-PAGE: Final = 'see "A sync stopped: what now" (docs/a-sync-stopped.md)'
+PAGE: Final = "see: offload help a-sync-stopped"
 """The page that an operator reads if the source does not continue a stream."""
 
 

@@ -306,7 +306,8 @@ class _Repair:
         if entry is None or parsed != (entry.first_offset, entry.attempt):
             raise NotOffloaded(
                 f"{key} is no fragment that the manifest names, so no records can replace it: "
-                f"see docs/lost-roots.md, or run offload rebuild {self.tier.url} {self.part.name} --dry-run"
+                f"see: offload help lost-roots, or run: "
+                f"offload rebuild {self.tier.url} {self.part.name} --dry-run"
             )
         return entry
 

@@ -152,7 +152,7 @@ def test_copy_refuses_a_target_with_another_history_and_leaves_it_unchanged(
     ran = offload("copy", tier, target, "orders")
 
     assert ran.code == 1
-    assert "A sync stopped: what now" in ran.error
+    assert "offload help a-sync-stopped" in ran.error
     assert bodies(target, "orders") == before
 
 

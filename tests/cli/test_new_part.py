@@ -58,7 +58,7 @@ class TestASyncThatStopped:
         stopped = offload("sync", f"rabbitmq://{source}", tier, "-o", "down_requests_max=7", "--json")
 
         assert stopped.code == 1
-        assert 'there is a gap; see "A sync stopped: what now" (docs/a-sync-stopped.md)' in stopped.error
+        assert "there is a gap; see: offload help a-sync-stopped" in stopped.error
         assert (stopped.objects[0]["part"], stopped.objects[0]["diverged"]) == (1, "gap")
         command = shlex.split(stopped.error.partition("in a new part: ")[2])
         assert command == [

@@ -162,6 +162,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     assert wanted - {LOOPS} <= found
     assert LOOPS not in found
     assert any(name.endswith(".segment") for name in wanted)
+    assert {f"offload/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= found
 
 
 def test_the_source_distribution_can_run_the_tests(built: Path) -> None:
