@@ -10,6 +10,7 @@ from contract.capability_bugs import CAPABILITY_BUGS
 from contract.edge_bugs import EDGE_BUGS
 from contract.error_bugs import ERROR_BUGS
 from contract.key_bugs import KEY_BUGS
+from contract.kind_bugs import KIND_BUGS
 from contract.metadata_bugs import METADATA_BUGS
 from contract.part_bugs import PART_BUGS
 from contract.process_bugs import PROCESS_BUGS
@@ -25,4 +26,5 @@ ALL_STORE_BUGS: Final[list[Bug]] = [
     *BREADTH_BUGS,
     *METADATA_BUGS,
     *EDGE_BUGS,
+    *KIND_BUGS,
 ]

@@ -20,7 +20,7 @@ METADATA_BUGS: Final[list[Bug]] = []
 bug = partial(breaks, room=METADATA_BUGS)
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("undeclared_metadata_is_refused")
 class DropsMetadata(MemoryStore):
     """Stores an object without its metadata, and declares that it keeps none.
 
@@ -35,7 +35,7 @@ class DropsMetadata(MemoryStore):
         await super().put(key, replace(body, metadata=NO_METADATA))
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("undeclared_metadata_is_refused")
 class KeepsMetadataUndeclared(MemoryStore):
     """Declares that it keeps no metadata, and keeps it.
 

@@ -6,24 +6,21 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from newcomers.ledgers import chunks_of
 from newcomers.registry import Open, Proof
 from newcomers.service import ServiceStore
 from newcomers.sound import SharedMemory
-from newcomers.table import Row, Table
+from newcomers.table import Table
 from offload import MemoryHandle
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import Absent, Corrupt, Misuse
+from offload.errors import Misuse
 from offload.formats.checksums import crc32c
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry
-from offload.model.manifest import Manifest
 from offload.streams.job import Job
 
 KEY_MAX: Final = 512
@@ -90,58 +87,15 @@ class Gateway(SharedMemory):
 
 
 class Client(ServiceStore):
-    """A sound client of a service: `ServiceStore`, which takes metadata that it does not keep, refuses it
-    here.
-    """
+    """A sound client of a service."""
 
     KIND: ClassVar = "store"
 
-    async def put(self, key: str, body: Body) -> None:
-        checked(self, key, body)
-        await super().put(key, body)
-
-    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
-        check_metadata(metadata, self.capabilities)
-        return await super().start_upload(key)
-
 
 class Rows(Table):
-    """A sound offloader on a database: `Table`, without two mistakes of its own.
-
-    `Table` names what is gone otherwise than its views do, and checks a fragment whose chunks are not back to
-    back in their source as if they were.
-    """
+    """A sound offloader on a database."""
 
     KIND: ClassVar = "offloader"
-
-    def fetched(self, stream: str, entry: Entry) -> Row:
-        try:
-            return super().fetched(stream, entry)
-        except Absent as exc:
-            where = f"attempt {entry.attempt} at offset {entry.first_offset} of stream {stream!r}"
-            raise Absent(where, stream) from exc
-
-    async def upload(
-        self,
-        handle: ReadHandle,
-        rows: ChunkTable,
-        attempt: Attempt,
-        manifest: Manifest,
-        metadata: Mapping[str, str],
-        copied: bool,
-    ) -> Entry:
-        pieces, checksums = [], []
-        for run in handle.windows(rows):
-            raw = await handle.read(run)
-            try:
-                checksums.append(self.check(raw, run, handle.where))
-            except Corrupt as exc:
-                raise exc.within(exc.where, stream=attempt.stream) from exc
-            pieces.append(raw)
-        sums = np.concatenate(checksums)
-        row = self.row(b"".join(pieces), rows, sums, attempt, manifest, metadata, copied)
-        await self.insert(attempt.stream, row)
-        return row.entry
 
 
 class Relay(ReadHandle):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 from offload.contracts.capabilities import Capabilities
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.formats.checksums import crc32c
@@ -141,6 +142,7 @@ class ServiceStore(ObjectStore):
 
     async def put(self, key: str, body: Body) -> None:
         check_key(key)
+        check_metadata(body.metadata, self.capabilities)
         data = await gathered(body, key)
         await self.ask(self.service.put, key, data)
 
@@ -177,7 +179,8 @@ class ServiceStore(ObjectStore):
         for start in range(0, len(names), self.BATCH):
             await self.ask(self.service.delete, names[start : start + self.BATCH])
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        check_metadata(metadata, self.capabilities)
         name = await self.ask(self.service.begin, check_key(key))
         return ServiceUpload(self, key, name)
 

@@ -235,12 +235,16 @@ class Table(LedgerOffloader):
         copied: bool,
     ) -> Entry:
         """Check one fragment, and insert it."""
-        raw = await handle.read(rows)
-        try:
-            checksums = self.check(raw, rows, handle.where)
-        except Corrupt as exc:
-            raise exc.within(exc.where, stream=attempt.stream) from exc
-        row = self.row(raw, rows, checksums, attempt, manifest, metadata, copied)
+        pieces, checksums = [], []
+        for run in handle.windows(rows):
+            raw = await handle.read(run)
+            try:
+                checksums.append(self.check(raw, run, handle.where))
+            except Corrupt as exc:
+                raise exc.within(exc.where, stream=attempt.stream) from exc
+            pieces.append(raw)
+        sums = np.concatenate(checksums)
+        row = self.row(b"".join(pieces), rows, sums, attempt, manifest, metadata, copied)
         await self.insert(attempt.stream, row)
         return row.entry
 
@@ -321,7 +325,8 @@ class Table(LedgerOffloader):
     def fetched(self, stream: str, entry: Entry) -> Row:
         row = self.db.fragments.get((self.name(stream), entry.first_offset, entry.attempt))
         if row is None:
-            raise Absent(f"{stream}/{entry.first_offset}", stream)
+            where = f"attempt {entry.attempt} at offset {entry.first_offset} of stream {stream!r}"
+            raise Absent(where, stream)
         return row
 
     def handle(self, parts: Sequence[Row], where: str) -> ReadHandle:

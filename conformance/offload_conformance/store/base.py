@@ -38,6 +38,9 @@ SIZES: Final = (1, 2**16, MIB, 8 * MIB, 17 * MIB)
 SDKs, stores and proxies switch methods at 64 KiB, at 1, 4, 5 and 8 MiB, and at 16 MiB.
 """
 
+LIMIT_SIZE_BYTES_MAX: Final = 32 * 2**20
+"""The largest declared limit of bytes that is reached and exceeded. Larger ones would take long."""
+
 WRITES_AT_ONCE: Final = 100
 AT_ONCE: Final = 16
 
@@ -183,6 +186,20 @@ def refuses(store: ObjectStore, key: str) -> bool:
 async def level(store: ObjectStore, prefix: str) -> list[str]:
     """Return the names of a level."""
     return [name async for name in store.level(prefix)]
+
+
+async def level_like(store: ObjectStore, prefix: str, wanted: Sequence[str]) -> list[str]:
+    """Return the names of a level.
+
+    If the store may be late, repeat it until it is `wanted`, or time is up.
+    """
+    looks = 1 if store.capabilities.strong_listing else LATE_LOOKS_MAX
+    for look in range(looks):
+        names = await level(store, prefix)
+        if names == wanted or look == looks - 1:
+            break
+        await asyncio.sleep(LATE_PAUSE_SECONDS)
+    return names
 
 
 def keys(rows: Iterable[Listed]) -> list[str]:

@@ -14,17 +14,28 @@ from typing import Final
 import pytest
 
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
-from offload.contracts.store import Body, ObjectStore
+from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import AlreadyExists, Misuse, NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of
 from offload_conformance.raising import raises
-from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of
+from offload_conformance.store.base import (
+    DIGITS,
+    LIMIT_SIZE_BYTES_MAX,
+    SIZES,
+    StoreClauses,
+    drawn,
+    listed,
+    make_sure_of,
+)
 
 PROCESSES: Final = 3
 ROUNDS: Final = 5
 """The number of processes that race, and the number of keys for which they race."""
+
+RACING: Final = {"race/0": 1, "race/1": 1, "race/2": 2**8, "race/3": 2**17}
+"""Keys for which creates race, and half the size of their objects: clients send longer ones otherwise."""
 
 BESIDE: Final = 6
 """A put begins at most this many turns of the event loop before or after a create."""
@@ -67,8 +78,8 @@ class CreateClauses(StoreClauses):
                 f"`create_size_bytes_max`: expected {CREATE_SIZE_BYTES_LEAST:,} or more, for a full root; "
                 f"found {most:,}"
             )
-        if most is not None and size_bytes > most:
-            size_bytes = most
+        if most is not None and (size_bytes > most or most <= LIMIT_SIZE_BYTES_MAX):
+            size_bytes = min(size_bytes, most)
             with raises(Misuse, f"a create of {most + 1:,} bytes, although at most {most:,} are declared"):
                 run(store.create("key", drawn(most + 1)))
             assert self.keys_in_store() == set()
@@ -77,6 +88,7 @@ class CreateClauses(StoreClauses):
         run(store.create("key", data))
 
         make_sure_of(run(other.get("key")), data, "the created object")
+        assert run(listed(other, awaiting=["key"])) == [Listed("key", size_bytes)]
         with raises(AlreadyExists, f"a second create after one of {size_bytes:,} bytes"):
             run(other.create("key", b"another"))
 
@@ -159,16 +171,17 @@ class CreateClauses(StoreClauses):
 
         async def contend(key: str, contender: int) -> bytes | None:
             client = (store, other)[contender % 2]
-            return await created(client, key, b"%d" % contender)
+            return await created(client, key, b"%02d" % contender * RACING[key])
 
         async def scenario(key: str) -> None:
             winners = [won for won in await asyncio.gather(*(contend(key, n) for n in range(16))) if won]
-            assert winners == [await store.get(key)]
+            assert [*map(len, winners)] == [RACING[key] * 2]
+            make_sure_of(await store.get(key), winners[0], "the object of the create that succeeded")
 
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
-        for key in ("race/0", "race/1", "race/2"):
+        for key in RACING:
             run(scenario(key))
 
     def test_create_is_atomic_between_threads(self, run: Run, store: ObjectStore) -> None:
@@ -211,12 +224,13 @@ class CreateClauses(StoreClauses):
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
-        run(store.create("key", b"the same"))
+        for key, data in (("key", b"the same"), ("empty", b""), ("long", drawn(300_000))):
+            run(store.create(key, data))
 
-        with raises(AlreadyExists, "a create of the same bytes again"):
-            run(store.create("key", b"the same"))
+            with raises(AlreadyExists, f"a create of the same {len(data):,} bytes again"):
+                run(store.create(key, data))
 
-        assert self.keys_in_store() == {"key"}
+        assert self.keys_in_store() == {"key", "empty", "long"}
 
 
 async def created(store: ObjectStore, key: str, data: bytes) -> bytes | None:

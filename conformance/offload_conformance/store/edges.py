@@ -74,6 +74,9 @@ SPECIAL_KEYS: Final = (
     *("x" * 143, "x" * 144, "x" * 200, "x" * 254, "x" * 255, "x/" + "y" * 255, "é" * 127, "日" * 85),
     # Files that programs keep beside their own.
     *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a", "a.gz", "lost+found", "Thumbs.db"),
+    *("_SUCCESS", "_temporary/0/a", "a_$folder$", "a.crc", "a.meta", "a.md5", "part.1", "a.index"),
+    # Many folders above a key, and a letter that has two units in UTF-16.
+    *("/".join("d" * 64), "\U0001f4be"),
 )
 """Keys that a URL, a pattern, a query, XML, a shell, a database or a file system might read as another."""
 
@@ -116,6 +119,27 @@ METADATA_VALUES: Final = (
     *("'", "\\u0041", "<a>", "null", "0", "-1", "01", "1e3", "true", "a b", "v" * 255, "v" * 256),
 )
 """Values of metadata that a header, a form, a query or a column might change."""
+
+LENGTHS: Final = (
+    *(1, 2, 3, 15, 16, 17, 255, 256, 257, 511, 512, 513, 1_023, 1_024, 1_025, 4_095, 4_096, 4_097),
+    *(2**16 - 1, 2**16, 2**16 + 1, 2**20 - 1, 2**20 + 333),
+)
+"""Sizes of objects around those of words, blocks, pages and buffers, and one that no unit divides."""
+
+ENDINGS: Final = (
+    *("", ".bin", ".txt", ".TXT", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".html", ".css", ".js", ".md"),
+    *(".log", ".yaml", ".sql", ".py", ".sh", ".gz", ".bz2", ".zst", ".zip", ".tar", ".pdf", ".png", ".jpg"),
+    *(".parquet", ".avro", ".manifest", ".index"),
+)
+"""Ends of names from which a server, a proxy or an SDK may guess a type, and treat the bytes by it."""
+
+TEXT: Final = (
+    "\ufeffone\r\ntwo\rthree\n\u00e9\te\u0301 $Id$ %41 &amp; ${x} {{y}} \x1a \x00 \n\n \t\r\n ".encode()
+)
+"""Text with every kind of line end, blanks at its end, a byte order mark, and letters in two forms."""
+
+NO_TEXT: Final = b"\xff\xfe\r\n\x80\xc3\x28\xed\xa0\x80" + bytes(range(256)) + b"\r\n \n\x00\x00"
+"""Bytes that are valid in no coding of text, with line ends in them and zeros at their end."""
 
 NO_METADATA_NAMES: Final = ("", "a-b", "a_b", "1a", "a b", "a:b", "a\r\nb", "é", "a.b", "a\0", "a\n")
 NO_METADATA_VALUES: Final = (
@@ -171,7 +195,12 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
         refused={Misuse: NEGATIVE},
     ),
     "body: Body": ArgumentKind(
-        asked_by=("store/puts_are_whole", "store/a_failing_body_leaves_nothing_visible")
+        asked_by=(
+            "store/contents_are_kept_as_they_are",
+            "store/puts_are_whole",
+            "store/a_failing_body_leaves_nothing_visible",
+        ),
+        taken=(TEXT, NO_TEXT, *LENGTHS),
     ),
     "Body.size_bytes: int": ArgumentKind(
         asked_by=("store/a_body_of_another_size_is_refused", "store/puts_are_whole"),
@@ -183,7 +212,7 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
     "Body.is_bound: bool": ArgumentKind(
         asked_by=("store/bodies_of_unknown_size_are_whole", "store/a_body_beyond_its_bound_is_refused")
     ),
-    "Body.crc32c: Callable[[], int | None]": ArgumentKind(asked_by=("store/puts_are_whole",)),
+    "Body.crc32c: Callable[[], int | None]": ArgumentKind(asked_by=("store/stored_checksums_are_true",)),
     "Body.metadata: Mapping[str, str]": ArgumentKind(
         asked_by=(
             "store/contents_are_kept_as_they_are",
@@ -201,7 +230,12 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
         refused={Misuse: (*NO_METADATA_NAMES, *NO_METADATA_VALUES)},
     ),
     "data: bytes": ArgumentKind(
-        asked_by=("store/creates_may_be_as_large_as_declared", "store/uploads_are_as_declared")
+        asked_by=(
+            "store/contents_are_kept_as_they_are",
+            "store/creates_may_be_as_large_as_declared",
+            "store/uploads_are_as_declared",
+        ),
+        taken=(TEXT, NO_TEXT, *LENGTHS),
     ),
     "number: int": ArgumentKind(
         asked_by=("store/parts_are_numbered_from_one",),
@@ -229,7 +263,7 @@ AGAIN: Final[Mapping[str, tuple[str, ...]]] = {
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Listed.key": ("store/listing_is_ordered",),
-    "Listed.size_bytes": ("store/listing_is_ordered", "store/listing_is_strong"),
+    "Listed.size_bytes": ("store/contents_are_kept_as_they_are", "store/listing_is_strong"),
     "Unfinished.key": ("store/unfinished_uploads_are_all_told",),
     "Unfinished.upload_id": ("store/unfinished_uploads_can_be_forgotten",),
     "Unfinished.started_ms": ("store/unfinished_uploads_tell_when_they_began",),

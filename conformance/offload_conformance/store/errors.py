@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import product
 from typing import Any, Final
 
 import pytest
 
 from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
@@ -34,6 +36,13 @@ PROVOKED: Final[
     "delete no key": (Misuse, lambda store: store.delete(["there", "/"])),
     "read a negative range": (Misuse, lambda store: store.get("there", Span(-1, 2))),
     "put less than was announced": (Misuse, lambda store: store.put("new", short_body())),
+    "put more than was announced": (Misuse, lambda store: store.put("new", long_body())),
+    "upload no key": (Misuse, lambda store: store.start_upload("a/")),
+    "look up the checksum of no key": (Misuse, lambda store: store.stored_crc32c("a/..")),
+    "look up the metadata of no key": (Misuse, lambda store: store.metadata_of(".a")),
+    "read a negative end": (Misuse, lambda store: store.get("there", Suffix(-1))),
+    "read below an object": (NotFound, lambda store: store.get("there/below")),
+    "read the end of what is absent": (NotFound, lambda store: store.get("absent", Suffix(2))),
 }
 """Errors that a caller can provoke, by name: the one class of the port that fits, and the call."""
 
@@ -113,6 +122,7 @@ class ErrorClauses(StoreClauses):
         writes: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             lambda: store.put(second, Body.of(b"second")),
             lambda: store.create(second, b"second"),
+            *([lambda: upload_or_refusal(store, second, b"second")] if store.capabilities.multipart else []),
         )
         for write in writes:
             try:
@@ -127,15 +137,22 @@ class ErrorClauses(StoreClauses):
                 run(store.delete([second]))
             assert run(store.get(first)) == b"first"
 
-    def test_what_is_absent_has_no_checksum(self, run: Run, store: ObjectStore) -> None:
-        """The stored checksum of an absent object is None or `NotFound`, also after a deletion."""
+    def test_what_is_absent_has_no_checksum(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """The stored checksum of an absent object is None or `NotFound`, also after a deletion.
+
+        An object that is stored later has its own checksum, although a client looked for it before.
+        """
         run(store.put("key", Body.of(DIGITS)))
-        run(store.stored_crc32c("key"))
+        for client in (store, other):
+            run(client.stored_crc32c("key"))
         run(store.delete(["key"]))
 
-        for key in ("key", "never"):
+        for client, key in product((store, other), ("key", "never", "later", "key/below", "none/key")):
             with suppress(NotFound):
-                assert run(store.stored_crc32c(key)) is None
+                assert run(client.stored_crc32c(key)) is None
+        run(store.put("later", Body.of(DIGITS)))
+        for client in (store, other):
+            assert run(client.stored_crc32c("later")) in {None, crc32c(DIGITS)}
 
     def test_retention_is_told_in_words(self, run: Run, store: ObjectStore) -> None:
         """`retained` returns None, or one line of text that says what keeps the bytes of a deleted object."""
@@ -168,6 +185,11 @@ def short_body() -> Body:
     return Body(size_bytes=len(DIGITS) + 1, windows=body_of(DIGITS).windows)
 
 
+def long_body() -> Body:
+    """Return a body that announces one byte less than it has."""
+    return Body(size_bytes=len(DIGITS) - 1, windows=body_of(DIGITS).windows)
+
+
 async def unreachable(
     open_store: Callable[[], ObjectStore | None], call: Callable[[ObjectStore], Coroutine[Any, Any, object]]
 ) -> Exception | str | None:
@@ -185,6 +207,17 @@ async def unreachable(
     except Exception as error:  # noqa: BLE001 - the clause is about errors of wrong classes
         return error
     return "no error"
+
+
+async def upload_or_refusal(store: ObjectStore, key: str, data: bytes) -> None:
+    """Store an object by an upload, which is aborted if the store refuses any of its calls."""
+    upload = await store.start_upload(key)
+    try:
+        await upload.put_part(1, data)
+        await upload.complete()
+    except OffloadError:
+        await upload.abort()
+        raise
 
 
 async def upload_of_one_part(store: ObjectStore) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from offload.contracts.store import Body, ObjectStore
 from offload.errors import AlreadyExists, Misuse, OffloadError
+from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     StoreClauses,
     in_turn,
     keys,
+    level_like,
     listed,
     make_sure_of_keys,
     naming,
@@ -56,6 +59,8 @@ ALIKE: Final = (
 
 
 LONG_PART: Final = 200
+LEVELS_SIZE: Final = 20
+"""Levels are asked for only above a slash in the first letters of a key. The others are no different."""
 
 UPLOAD_ROOM: Final = 100
 """An upload's key is this many bytes shorter: RGW appends the upload's id and cannot complete longer ones."""
@@ -85,7 +90,11 @@ class KeyClauses(StoreClauses):
         assert self.keys_in_store() == {"good"}
 
     def test_keys_are_taken_as_they_are(self, run: Run, store: ObjectStore) -> None:
-        """No character of a key is special, escaped or folded, in writes, reads, listings and deletions."""
+        """No character of a key is special, escaped or folded, in writes, reads, listings and deletions.
+
+        This holds for every way to store an object, and for levels, checksums and metadata. Keys that the
+        store declares as refused are refused by every call.
+        """
         placed = {f"{number:03}": key for number, key in enumerate(KEY.taken)}
         special = [f"{place}/{key}" for place, key in placed.items() if not refuses(store, f"{place}/{key}")]
         # Each has a neighbour that matches too if the store takes the key for a pattern.
@@ -93,12 +102,21 @@ class KeyClauses(StoreClauses):
         there = sorted({*special, *beside}, key=str.encode)
 
         async def write(key: str) -> None:
-            with naming(f"a put of {key!r}"):
-                await store.put(key, Body.of(key.encode()))
+            for way in ways_of(store)[::-1]:  # a put at the end
+                # RGW appends the upload's id to the key, and S3's limit of a file name holds for the two.
+                if way != "upload" or len(key.encode()) < LONG_PART:
+                    with naming(f"{key!r} by {way}"):
+                        await store_by(way, store, key, f"{way}/{key}".encode())
+                        assert await store.get(key) == f"{way}/{key}".encode()
+                        assert await store.stored_crc32c(key) in {None, crc32c(f"{way}/{key}".encode())}
 
         async def make_sure(key: str) -> None:
             with naming(f"a read of {key!r}"):
-                assert await store.get(key) == key.encode()
+                assert await store.get(key) == f"put/{key}".encode()
+                assert (
+                    await store.metadata_of(key) in (None, {}) or store.capabilities.metadata_size_bytes_max
+                )
+                await store.retained(key)
             # Azurite lists nothing by a prefix that ends with the last byte of a longest part.
             begin = key if len(key.encode()) < LONG_PART else key[:-1]
             for prefix, after in ((begin, ""), (key[:4], key)):
@@ -116,6 +134,10 @@ class KeyClauses(StoreClauses):
         make_sure_of_keys(sorted(self.keys_in_store(), key=str.encode), there, "the keys that were put")
         make_sure_of_keys(keys(run(listed(store, awaiting=there))), there, "a listing of special keys")
         run(in_turn(make_sure, special))
+        run(in_turn(partial(is_in_levels, store, there), special))
+        for place, key in placed.items():
+            if refuses(store, f"{place}/{key}"):
+                self.all_calls_refuse(run, store, f"{place}/{key}", special[0])
         run(store.delete(special))
         make_sure_of_keys(sorted(self.keys_in_store()), sorted(beside), "what is left beside special keys")
 
@@ -207,6 +229,15 @@ class KeyClauses(StoreClauses):
         dropped = {f"{number}.put/{pair[0]}" for number, pair in enumerate(pairs)}
         run(store.delete([*dropped]))
         assert self.keys_in_store() == set(there) - dropped
+
+
+async def is_in_levels(store: ObjectStore, there: Sequence[str], key: str) -> None:
+    """Fail unless each level above a key names exactly the keys and folders that are directly below it."""
+    for end in (number for number, letter in enumerate(key[:LEVELS_SIZE]) if letter == "/"):
+        prefix = key[: end + 1]
+        below = (each[len(prefix) :].partition("/") for each in there if each.startswith(prefix))
+        wanted = sorted({prefix + part + slash for part, slash, _ in below}, key=str.encode)
+        make_sure_of_keys(await level_like(store, prefix, wanted), wanted, f"the level {prefix!r}")
 
 
 def key_of(size_bytes: int, letter: str = "k") -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import product
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
@@ -90,6 +90,13 @@ QUICK_SECONDS: Final = 1.0
 LEFT: Final = 20
 """The number of listings that are left early: more than most clients have connections, cursors or slots."""
 
+IN_PLACES: Final = (("folders/", "/x"), ("keys/", ""))
+"""A folder of folders and a folder of keys, as the texts before and behind a letter."""
+
+SLOW_SECONDS: Final = 2.5
+SLOW_AT: Final = 5
+"""A listing and a level wait so long behind this row: longer than some servers keep a cursor."""
+
 CHANGES_AT: Final = (1, 64, 100, 256, 400, 500, 990, 999, 1000)
 """The numbers of rows of a listing after which keys are changed: within a page, and near its end."""
 
@@ -111,7 +118,8 @@ class ListingClauses(StoreClauses):
     def test_listing_is_strong(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """The next listing after a write or delete shows it, also if another client wrote.
 
-        Each row has the size of the current object, whether `put`, `create` or an upload stored it.
+        Each row has the size of the current object, whether `put`, `create` or an upload stored it. The same
+        holds for listings below a prefix, for levels, and if nothing was there when a client looked before.
         """
         if not store.capabilities.strong_listing:
             self.holds_no_tier(run, store)
@@ -125,12 +133,33 @@ class ListingClauses(StoreClauses):
         assert run(listed(other)) == [Listed("a", 3), Listed("b", 2)]
         run(store.delete(["a"]))
         assert run(listed(other)) == [Listed("b", 2)]
+        self.is_seen_by_all(run, (store, other))
         ways = [way for pair in product(ways_of(store), repeat=2) for way in pair]
         for size_bytes, way in enumerate(ways, start=1):
             run(store_by(way, store, "b", b"x" * size_bytes))
             for client in (store, other):
                 found = run(listed(client))
                 assert found == [Listed("b", size_bytes)], f"{way} after {ways[: size_bytes - 1][-1:]}"
+
+    def is_seen_by_all(self, run: Run, clients: Sequence[ObjectStore]) -> None:
+        """Fail unless each client sees below a prefix at once what the other one wrote or deleted there."""
+
+        def make_sure(there: Sequence[str]) -> None:
+            for client in clients:
+                make_sure_of_keys(keys(run(listed(client, "seen/"))), there, "a listing after a change")
+                make_sure_of_keys(run(level(client, "seen/")), there, "a level after a change")
+                make_sure_of_keys(run(level(client, "")), ["b", *["seen/"] * bool(there)], "a level above it")
+
+        make_sure([])
+        for writer, number in product(clients, range(2)):
+            key = f"seen/{number}"
+            run(writer.put(key, Body.of(b"")))
+            make_sure([key])
+            run(writer.delete([key]))
+            if not number:  # a store with folders of its own may go on to name this one
+                run(writer.put("seen/2", Body.of(b"")))
+                make_sure(["seen/2"])
+                run(writer.delete(["seen/2"]))
 
     def test_listing_is_ordered(self, run: Run, store: ObjectStore) -> None:
         """Keys are listed in the order of their bytes, with the sizes of their objects."""
@@ -143,12 +172,21 @@ class ListingClauses(StoreClauses):
         assert {row.key: row.size_bytes for row in rows} == {key: n for n, key in enumerate(UNORDERED)}
 
     def test_listing_is_ordered_in_every_plane(self, run: Run, store: ObjectStore) -> None:
-        """Characters above U+FFFF sort after all others, as in UTF-8 and not as in UTF-16."""
-        ordered = [key for key in ("\ud7ff", "\uffee", "\U0001f4be") if not refuses(store, key)]
+        """Characters above U+FFFF sort after all others, as in UTF-8 and not as in UTF-16.
+
+        They do so in listings, behind any marker, and in levels of keys and of folders.
+        """
+        letters = [key for key in ("a", "\ud7ff", "\uffee", "\U0001f4be") if not refuses(store, key)]
+        ordered = [f"{place}{letter}{end}" for place, end in IN_PLACES for letter in letters]
         for key in reversed(ordered):
             run(store.put(key, Body.of(b"")))
 
-        assert run(self.listed_like(store, ordered)) == ordered
+        for prefix in ("", "keys/", "folders/"):
+            for after in ("", *ordered):
+                found = run(self.listed_like(store, ordered, prefix, after))
+                make_sure_of_keys(found, expected(ordered, prefix, after), f"{prefix!r} after {after!r}")
+        self.is_level(run, store, "folders/", [f"folders/{letter}/" for letter in letters])
+        self.is_level(run, store, "keys/", [f"keys/{letter}" for letter in letters])
 
     def test_listing_begins_after(self, run: Run, store: ObjectStore) -> None:
         """A listing starts behind `after`, which is left out, need not exist and may lie anywhere."""
@@ -239,7 +277,8 @@ class ListingClauses(StoreClauses):
         During the listing, keys before, at and after the current row are deleted, created and replaced, by
         this client and by another. Each row that may be the last of a page is deleted as soon as it is shown.
         A store that finds its next page by a number of rows, or that drops the first row of a page as known,
-        would lose one. A client that keeps its only connection for the listing would wait for ever.
+        would lose one. A client that keeps its only connection for the listing would wait for ever. A caller
+        may take its time, and the same holds for levels.
         """
         there = [f"many/{n:05}" for n in range(MANY)]
         run(fill(store, there))
@@ -260,6 +299,14 @@ class ListingClauses(StoreClauses):
                     await client.put(key, Body.of(b"replaced"))
                     assert await client.get(key) == b"replaced"
 
+        async def slowly(names: AsyncIterator[Listed | str]) -> list[str]:
+            rows = []
+            async for row in names:
+                rows.append(row if isinstance(row, str) else row.key)
+                if len(rows) == SLOW_AT:
+                    await asyncio.sleep(SLOW_SECONDS)
+            return rows
+
         async def found() -> list[str]:
             rows = []
             async for row in store.list("many/"):
@@ -271,12 +318,37 @@ class ListingClauses(StoreClauses):
                     await change(store if len(rows) % 2 else other, len(rows))
             return rows
 
+        slow = run(gathered(slowly(store.list("many/")), slowly(other.level("many/"))))
+        for names in slow:
+            make_sure_of_keys(names, there, "the names that a slow caller was shown")
         rows = run(found())
 
         lasting = [key for key in there if key not in deleted]
         assert [key for key in lasting if key not in {*rows}] == []
         assert rows == sorted({*rows}, key=str.encode), "a key is listed twice or out of order"
         assert {*rows} <= {*there} | made
+        self.is_level_while_keys_go(run, store, other, sorted({*lasting} | made - deleted, key=str.encode))
+
+    def is_level_while_keys_go(
+        self, run: Run, store: ObjectStore, other: ObjectStore, there: Sequence[str]
+    ) -> None:
+        """Fail unless a level names each key that stays, while each row that it shows may be deleted."""
+        before = [name for name in run(level(store, "many/")) if name in {*there}]
+        gone = set[str]()
+
+        async def found() -> list[str]:
+            names = []
+            async for name in store.level("many/"):
+                names.append(name)
+                if len(names) in LAST_ROWS:
+                    gone.add(name)
+                    await other.delete([name])
+            return names
+
+        names = run(found())
+
+        assert names == sorted({*names}, key=str.encode), "a level names a key twice or out of order"
+        assert [key for key in before if key not in gone and key not in {*names}] == []
 
     def test_listing_keeps_its_end(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """A listing shows every key that exists during the whole call, also at the end of a folder.
@@ -425,6 +497,11 @@ class ListingClauses(StoreClauses):
         """Return the keys of a listing, for a test that stored the keys `there` and no others."""
         wanted = expected(there, prefix, after)
         return keys(await listed(store, prefix, after=after, awaiting=wanted))
+
+
+async def gathered(*calls: Coroutine[Any, Any, list[str]]) -> list[list[str]]:
+    """Await some calls at the same time."""
+    return await asyncio.gather(*calls)
 
 
 def folder_of_many(store: ObjectStore) -> str:

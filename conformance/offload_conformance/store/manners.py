@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from offload.contracts.store import Body, ObjectStore, Span
+from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX
+from offload.contracts.store import Body, Buffer, ObjectStore, Span, Suffix
 from offload.errors import AlreadyExists
+from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (
     CANCELS,
@@ -49,8 +54,13 @@ TURNS: Final = 40
 CLOSED: Final = 8
 """The number of clients opened one after the other: more than there are threads that all clients share."""
 
+COPIES: Final = 3
+"""So many objects are copied within the store at once."""
+
 CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object]]]] = {
     "get": lambda store: store.get("large"),
+    "get a part": lambda store: store.get("large", Span(STEP - 1, STEP, follows=STEP)),
+    "retained": lambda store: store.retained("large"),
     "list": lambda store: listed(store),
     "level": lambda store: level(store, ""),
     "put": lambda store: store.put("put", Body.of(DIGITS * 5000)),
@@ -65,12 +75,24 @@ CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object
 class StoreMannerClauses(StoreClauses):
     """The clauses on declarations, URLs, closing, cancelling, and the event loop that clients share."""
 
-    def test_capabilities_do_not_change(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Two clients of one place declare the same capabilities, as plain values."""
-        assert store.capabilities == other.capabilities
-        assert all(
-            isinstance(value, bool | int | str | None) for value in store.capabilities.as_dict().values()
-        )
+    def test_capabilities_do_not_change(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """Two clients of one place declare the same capabilities, as plain values.
+
+        They do so before their first call and after any other, and no limit contradicts another one.
+        """
+        can = store.capabilities
+        assert can == other.capabilities
+        assert all(isinstance(value, bool | int | str | None) for value in can.as_dict().values())
+        run(store.put("key", Body.of(DIGITS)))
+        run(listed(store))
+        run(store.get("key"))
+        assert store.capabilities == can == other.capabilities
+        assert 0 < can.key_size_bytes_max <= KEY_SIZE_BYTES_MAX
+        re.compile(can.keys_refused or "")
+        assert can.metadata_size_bytes_max >= 0
+        assert can.part_size_bytes_min <= (can.part_size_bytes_max or can.part_size_bytes_min)
+        limits = (can.part_size_bytes_min, can.part_size_bytes_max, can.parts_max, can.delete_batch_max)
+        assert all(limit is None or limit > 0 for limit in (*limits, can.put_size_bytes_max))
 
     def test_closing_is_idempotent(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
         """A client may be closed twice, used or not, and closing it ends its threads and closes its files."""
@@ -117,7 +139,8 @@ class StoreMannerClauses(StoreClauses):
     def test_calls_may_overlap(self, run: Run, store: ObjectStore) -> None:
         """Overlapping calls each get their own answer: reads of one object or of many, and listings.
 
-        Objects can be written to a folder while others in it are deleted.
+        Objects can be written to a folder while others in it are deleted. Bodies and parts that come at the
+        same time do not mix. While a put waits for its body, every other call of the same client is answered.
         """
         there = {f"key.{n:02}": b"%d" % n * n for n in range(24)}
         large = drawn(LARGE_SIZE_BYTES)
@@ -151,6 +174,9 @@ class StoreMannerClauses(StoreClauses):
             deletion = store.delete([f"a/folder/{turn - 1}"])
             run(gathered(store.put(f"a/folder/{turn}", Body.of(DIGITS)), deletion))
         assert self.keys_in_store() == {*there, "large", f"a/folder/{TURNS - 1}"}
+        calls = (writes_beside_writes, partial(reads_within_puts, large=large), calls_within_a_put)
+        for call in calls:
+            run(within(self.clause_seconds_max / 2, call(store)))
 
     @pytest.mark.parametrize("name", CANCELLED)
     def test_a_cancelled_call_hinders_no_other(self, run: Run, store: ObjectStore, name: str) -> None:
@@ -205,6 +231,93 @@ class StoreMannerClauses(StoreClauses):
                     f"{name}, {size_bytes:,} bytes: expected that other tasks run; found that none ran "
                     f"for {stall_seconds:.2f} s, in the best of several tries"
                 )
+
+
+async def within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
+    """Await a call, and fail with words if it does not end: its parts wait for each other."""
+    try:
+        async with asyncio.timeout(seconds):
+            await call
+    except TimeoutError:
+        pytest.fail(f"calls of one client at the same time: expected answers; found none within {seconds} s")
+
+
+async def writes_beside_writes(store: ObjectStore) -> None:
+    """Fail if the windows of bodies or the parts of uploads mix, or answers of calls are exchanged."""
+    pieces = {f"beside/{n}": [bytes([65 + n, 48 + piece]) * 700 for piece in range(4)] for n in range(6)}
+    least = store.capabilities.part_size_bytes_min
+
+    def body(windows: Sequence[bytes]) -> Body:
+        async def again() -> AsyncIterator[bytes]:
+            for window in windows:
+                await asyncio.sleep(0)
+                yield window
+
+        return Body(size_bytes=sum(map(len, windows)), windows=again)
+
+    async def upload(key: str) -> None:
+        parts = [window.ljust(least, b".") for window in pieces[key][:2]]
+        ongoing = await store.start_upload(f"{key}.up")
+        await asyncio.gather(*(ongoing.put_part(n, part) for n, part in enumerate(parts, start=1)))
+        await ongoing.complete()
+        make_sure_of(await store.get(f"{key}.up"), b"".join(parts), "an upload beside others")
+
+    async def make_sure(key: str) -> None:
+        data = b"".join(pieces[key])
+        make_sure_of(await store.get(key), data, "an object that was put beside others")
+        assert await store.stored_crc32c(key) in {None, crc32c(data)}
+        assert (await store.metadata_of(key) or {}).get("ours") == ours(key).get("ours")
+        assert await level(store, "beside/") == [*pieces]
+
+    def ours(key: str) -> dict[str, str]:
+        return {"ours": key} if store.capabilities.metadata_size_bytes_max else {}
+
+    puts = (store.put(key, replace(body(windows), metadata=ours(key))) for key, windows in pieces.items())
+    await asyncio.gather(*puts)
+    if store.capabilities.strong_listing:
+        await asyncio.gather(*map(make_sure, pieces))
+    if store.capabilities.multipart:
+        await asyncio.gather(*map(upload, [*pieces][:3]))
+
+
+async def reads_within_puts(store: ObjectStore, large: bytes) -> None:
+    """Fail if a client cannot read for the body of a put, of several puts at once, as a copy does."""
+
+    def copy(start: int) -> Body:
+        async def windows() -> AsyncIterator[Buffer]:
+            for at in (start, start + STEP):
+                yield await store.get("large", Span(at, STEP))
+
+        return Body(size_bytes=2 * STEP, windows=windows)
+
+    await asyncio.gather(*(store.put(f"copy/{n}", copy(n * STEP)) for n in range(COPIES)))
+    for n in range(COPIES):
+        make_sure_of(
+            await store.get(f"copy/{n}"), large[n * STEP : (n + 2) * STEP], "a copy within the store"
+        )
+
+
+async def calls_within_a_put(store: ObjectStore) -> None:
+    """Fail if a client that waits for the body of a put answers no other call."""
+
+    async def windows() -> AsyncIterator[bytes]:
+        yield DIGITS
+        await store.put("within/put", Body.of(DIGITS))
+        await create_of_any(store)
+        assert await store.get("within/put", Suffix(3)) == DIGITS[-3:]
+        await listed(store, "within/")
+        await level(store, "within/")
+        await store.stored_crc32c("within/put")
+        await store.metadata_of("within/put")
+        await store.retained("within/put")
+        await unfinished(store)
+        if store.capabilities.multipart:
+            await store_by("upload", store, "within/upload", DIGITS)
+        await store.delete(["within/put", "created"])
+        yield DIGITS
+
+    await store.put("around", Body(size_bytes=2 * len(DIGITS), windows=windows))
+    assert await store.get("around") == DIGITS * 2
 
 
 async def gathered(*calls: Coroutine[Any, Any, object]) -> None:

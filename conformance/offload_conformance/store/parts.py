@@ -49,6 +49,9 @@ READ_SIZE_BYTES: Final = 1024
 
 AT_ONCE: Final = 4
 
+COMPLETES: Final = 6
+"""How often a `complete` is cancelled, each time at another moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -192,7 +195,28 @@ class PartsClauses(UploadClauses):
         self.run_upload(run, store, scenario)
 
     def test_a_cancelled_part_may_be_put_again(self, run: Run, store: ObjectStore) -> None:
-        """A part whose calls were cancelled at any moment can be put again, and the object is whole."""
+        """A part whose calls were cancelled at any moment can be put again, and the object is whole.
+
+        If `complete` is cancelled, the key has the whole object or the one before, and both can be aborted.
+        """
+
+        async def complete_is_cancelled() -> None:
+            first, last = parts_for(store, 2)
+            await store.put("key", Body.of(b"before"))
+            turns = 0
+            for number in range(COMPLETES):
+                upload = await store.start_upload("key")
+                await upload.put_part(1, first)
+                await upload.put_part(2, last)
+                if not turns:
+                    turns = await turns_of(upload.complete())
+                    await store.put("key", Body.of(b"before"))
+                    continue
+                await cancelled_after(1 + (turns - 1) * number // COMPLETES, upload.complete())
+                with suppress(OffloadError):
+                    await upload.abort()
+                found = await store.get("key")
+                assert found in (b"before", first + last), f"{len(found)} bytes after a cancelled `complete`"
 
         async def scenario() -> None:
             first, last = parts_for(store, 2)
@@ -206,6 +230,7 @@ class PartsClauses(UploadClauses):
             make_sure_of(await store.get("key"), first + last, "an upload with a cancelled part")
 
         self.run_upload(run, store, scenario)
+        self.run_upload(run, store, complete_is_cancelled)
 
 
 async def put_parts(upload: Upload, plan: Plan) -> None:

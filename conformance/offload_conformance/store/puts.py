@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, islice, pairwise, product
@@ -14,11 +14,13 @@ import pytest
 
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.errors import Misuse, NotFound, TryAgain
+from offload.formats.checksums import crc32c
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     DIGITS,
+    LIMIT_SIZE_BYTES_MAX,
     MIB,
     SIZES,
     StoreClauses,
@@ -26,11 +28,16 @@ from offload_conformance.store.base import (
     drawn,
     halves,
     in_turn,
+    level,
     listed,
     make_sure_of,
+    naming,
+    refuses,
+    store_by,
+    ways_of,
     windows_of,
 )
-from offload_conformance.store.edges import KINDS, described
+from offload_conformance.store.edges import ENDINGS, KINDS, LENGTHS, NO_TEXT, TEXT, described
 from offload_conformance.store.metadata import stored_with, ways_with_metadata
 
 REPLACEMENTS: Final = {
@@ -52,13 +59,28 @@ CONTENTS: Final = {
 }
 """Contents by the end of their key, which a proxy, an SDK or a database might wrongly change."""
 
+ALL_WAYS: Final = ("put", "create", "upload")
+WAYS_OF_ENDINGS: Final = {"text": ("put", "upload"), "bytes": ("put", "create")}
+
 WRITES: Final = 8
+SLOW_SECONDS: Final = 1.5
+"""How long a body pauses: longer than some servers wait for the rest of a request."""
+
 SECOND_SECONDS: Final = 0.2
 """The time that a put has to overtake another one, which waits for its body."""
 
 LOOKS: Final = 100
 LOOK_SECONDS: Final = 0.01
 """How often, and after what pauses, the test looks for the object of a cancelled put."""
+
+FAILING: Final = (0, 10, 9 * MIB)
+"""The sizes of bodies after which they raise. SDKs send the longest in parts, or while it is read."""
+
+OTHER_SIZES: Final[Sequence[tuple[int, Sequence[bytes]]]] = (
+    *((4, (b"four", b"more")), (4, (b"fo", b"ur", b"m")), (9, (b"four", b"more")), (7, (b"four", b"more"))),
+    *((9 * MIB - 1, (bytes(8 * MIB), bytes(MIB))), (9 * MIB + 1, (bytes(8 * MIB), bytes(MIB)))),
+)
+"""Announced sizes and windows of another size: a store may stop to read at the announced size."""
 
 BOUNDS: Final = (
     (0, 1),
@@ -70,6 +92,10 @@ BOUNDS: Final = (
 )
 """Sizes of bodies, and their bounds. A store that sends parts may choose their size by the bound."""
 
+MANY_SIZE_BYTES: Final = 2**16
+WINDOWS: Final = 1_100
+"""So many windows of one byte begin a body of up to 64 KiB: more than one system call takes."""
+
 PARTS_READ: Final = (None, Span(0, 1 << 40), Span(5, 30_000), Suffix(6 * MIB))
 
 
@@ -80,8 +106,11 @@ class PutClauses(StoreClauses):
     def test_puts_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int) -> None:
         """Another client reads exactly the bytes that were put, of any size and in any number of windows."""
         data = drawn(min(size_bytes, store.capabilities.put_size_bytes_max or size_bytes))
+        windows = windows_of(data)
+        if len(data) <= MANY_SIZE_BYTES:
+            windows = [bytes([byte]) for byte in data[:WINDOWS]] + [data[WINDOWS:]] * (len(data) > WINDOWS)
 
-        run(store.put("a/key", body_of(*windows_of(data))))
+        run(store.put("a/key", body_of(*windows)))
 
         make_sure_of(run(other.get("a/key")), data, "the object")
         assert run(listed(other, awaiting=["a/key"])) == [Listed("a/key", len(data))]
@@ -92,18 +121,20 @@ class PutClauses(StoreClauses):
 
         Nor is the metadata of a store that declares it, whatever a header, a form or a column makes of it.
         """
+        contents = contents_of(store)
 
-        async def make_sure(name: str) -> None:
-            data = CONTENTS[name]
-            await store.put(f"put/{name}", Body.of(data))
-            await store.create(f"created/{name}", data)
-            for key in (f"put/{name}", f"created/{name}"):
-                for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)):
+        async def make_sure(key: str) -> None:
+            data = contents[key]
+            is_odd = key.partition("/")[2] in CONTENTS
+            with naming(f"{key!r}"):
+                await store_by(key.partition("/")[0], store, key, data)
+                for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)) if is_odd else (None,):
                     start, end = clip(span, len(data))
                     make_sure_of(await other.get(key, span), data[start:end], f"{span or 'all'} of {key!r}")
-                assert await listed(other, key, awaiting=[key]) == [Listed(key, len(data))]
 
-        run(in_turn(make_sure, [*CONTENTS]))
+        run(in_turn(make_sure, [*contents]))
+        for row in run(listed(other, awaiting=sorted(contents))):
+            assert row == Listed(row.key, len(contents[row.key]))
         for way, sent in product(ways_with_metadata(store), described(store.capabilities)):
             run(stored_with(store, way, sent, key="described"))
             found = run(other.metadata_of("described")) or {}
@@ -160,13 +191,17 @@ class PutClauses(StoreClauses):
     def test_puts_are_invisible_until_they_return(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """While its body is still being sent, an object is neither listed nor readable."""
+        """While its body is still being sent, an object is neither listed nor readable.
+
+        A body may take its time. The object that it replaces keeps its bytes and its metadata meanwhile.
+        """
         seen: list[object] = []
 
         async def windows() -> AsyncIterator[bytes]:
             yield b"first"
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(SLOW_SECONDS)
             seen.extend(await listed(other))
+            seen.extend(await level(other, ""))
             with raises(NotFound, "a read between the windows of a body"):
                 await other.get("key")
             yield b"second"
@@ -175,7 +210,27 @@ class PutClauses(StoreClauses):
 
         assert seen == []
         assert run(other.get("key")) == b"firstsecond"
+        run(self.old_beside_a_put(store, other))
         run(self.whole_beside_another_put(store, other))
+
+    async def old_beside_a_put(self, store: ObjectStore, other: ObjectStore) -> None:
+        """Assert that an object stays as it is, in every respect, while a put replaces it."""
+        is_described = bool(store.capabilities.metadata_size_bytes_max)
+        old, new = ({"ours": each} if is_described else {} for each in ("old", "new"))
+
+        async def windows() -> AsyncIterator[bytes]:
+            yield DIGITS
+            for client in (store, other):
+                assert await client.get("replaced") == b"old"
+                assert await client.stored_crc32c("replaced") in {None, crc32c(b"old")}
+                found = await client.metadata_of("replaced") or {}
+                assert found.get("ours") == old.get("ours"), "the metadata of an object beside a put"
+            yield DIGITS
+
+        await store.put("replaced", Body.of(b"old", metadata=old))
+        await store.put("replaced", Body(size_bytes=2 * len(DIGITS), windows=windows, metadata=new))
+        assert await other.get("replaced") == DIGITS * 2
+        assert (await other.metadata_of("replaced") or {}).get("ours") == new.get("ours")
 
     async def whole_beside_another_put(self, store: ObjectStore, other: ObjectStore) -> None:
         """Assert that a put which waits for its second window is whole, although another began after it."""
@@ -212,15 +267,27 @@ class PutClauses(StoreClauses):
         assert run(listed(other, awaiting=["created", "put"])) == [Listed("created", 0), Listed("put", 0)]
 
     def test_a_failing_body_leaves_nothing_visible(self, run: Run, store: ObjectStore) -> None:
-        """If a body raises, `put` raises that same error, and the key stays as it was."""
-        run(store.put("old", Body.of(b"old")))
+        """If a body raises, `put` raises that same error, and the key stays as it was.
 
-        for key in ("old", "new"):
-            with raises(ZeroDivisionError, f"a put of {key!r} with a body that raises it"):
-                run(store.put(key, failing_body(b"some bytes")))
+        So do its metadata, its checksum and its row, whether nothing, little or much of the body was read.
+        """
+        can = store.capabilities
+        ours = {"ours": "old"} if can.metadata_size_bytes_max else {}
+        run(store.put("old", Body.of(b"old", metadata=ours)))
+
+        for key, size_bytes in product(("old", "new"), FAILING):
+            body = failing_body(drawn(min(size_bytes, can.put_size_bytes_max or size_bytes)))
+            body = replace(body, metadata={"ours": "failed"} if ours else {})
+            with raises(
+                ZeroDivisionError, f"a put of {key!r} whose body raises it after {size_bytes:,} bytes"
+            ):
+                run(store.put(key, body))
 
         assert self.keys_in_store() == {"old"}
         assert run(store.get("old")) == b"old"
+        assert run(listed(store, awaiting=["old"])) == [Listed("old", 3)]
+        assert run(store.stored_crc32c("old")) in {None, crc32c(b"old")}
+        assert (run(store.metadata_of("old")) or {}).get("ours") == ours.get("ours")
 
     def test_a_body_of_another_size_is_refused(self, run: Run, store: ObjectStore) -> None:
         """A body of fewer or more bytes than announced is `Misuse`, and nothing is visible.
@@ -235,12 +302,27 @@ class PutClauses(StoreClauses):
                 body = Body(size_bytes=announced, windows=Body.of(data).windows)
                 with raises(error, f"a put of {len(data)} bytes that were announced as {announced:,}"):
                     run(store.put(key, body))
-        if (most := store.capabilities.put_size_bytes_max) is not None:
-            with raises(Misuse, f"a put of {most + 1:,} bytes, although at most {most:,} are declared"):
-                run(store.put("new", Body(size_bytes=most + 1, windows=unread)))
+        for announced, windows in OTHER_SIZES:
+            body = replace(body_of(*windows), size_bytes=announced)
+            with raises(Misuse, f"a put of {[*map(len, windows)]} bytes, announced as {announced:,}"):
+                run(store.put("new", body))
+        self.keeps_its_limit(run, store)
 
         assert self.keys_in_store() == {"old"}
         assert run(store.get("old")) == b"old"
+
+    def keeps_its_limit(self, run: Run, store: ObjectStore) -> None:
+        """Fail unless a put takes as many bytes as declared, and refuses one more before it reads them."""
+        if (most := store.capabilities.put_size_bytes_max) is None:
+            return
+        for is_bound in {False, store.capabilities.unsized_put}:
+            with raises(Misuse, f"a put of {most + 1:,} bytes, although at most {most:,} are declared"):
+                run(store.put("new", Body(size_bytes=most + 1, windows=unread, is_bound=is_bound)))
+        if most <= LIMIT_SIZE_BYTES_MAX:
+            data = drawn(most)
+            run(store.put("most", Body.of(data)))
+            make_sure_of(run(store.get("most")), data, "the largest object that a put takes")
+            run(store.delete(["most"]))
 
     @pytest.mark.parametrize(("size_bytes", "bound"), BOUNDS)
     def test_bodies_of_unknown_size_are_whole(
@@ -350,6 +432,29 @@ class PutClauses(StoreClauses):
         assert run(store.get("created")) == b"created"
 
 
+def contents_of(store: ObjectStore) -> dict[str, bytes]:
+    """Return contents by their keys, each of which begins with the way to store it.
+
+    They are odd contents, text and bytes under every common ending, and bytes of many sizes.
+    """
+    sizes = {f"{size_bytes:07}": drawn(size_bytes) for size_bytes in LENGTHS}
+    found = {f"{way}/{name}": data for way in ALL_WAYS for name, data in {**CONTENTS, **sizes}.items()}
+    for name, data in (("text", TEXT), ("bytes", NO_TEXT)):
+        found |= {f"{way}/{name}{end}": data for way in WAYS_OF_ENDINGS[name] for end in ENDINGS}
+    can, ways = store.capabilities, ways_of(store)
+    limits = {
+        "put": can.put_size_bytes_max,
+        "create": can.create_size_bytes_max,
+        "upload": can.part_size_bytes_max,
+    }
+    return {
+        key: data
+        for key, data in found.items()
+        if (way := key.partition("/")[0]) in ways and not refuses(store, key)
+        if len(data) <= (limits[way] or len(data))
+    }
+
+
 def bound_body(data: bytes, bound: int) -> Body:
     """Return a body of these bytes, in several windows, that announces only that it has at most `bound`."""
     windows = windows_of(data) if data else []
@@ -362,10 +467,11 @@ def unread() -> NoReturn:
 
 
 def failing_body(data: bytes) -> Body:
-    """Return a body that raises after its first window, which is all that it announced."""
+    """Return a body that raises after these bytes, which are all that it announced."""
 
     async def windows() -> AsyncIterator[bytes]:
-        yield data
+        for window in halves(data):
+            yield window
         raise ZeroDivisionError
 
-    return Body(size_bytes=len(data), windows=windows)
+    return Body(size_bytes=len(data) or len(DIGITS), windows=windows)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Final
 
 import pytest
@@ -20,7 +21,9 @@ from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     DIGITS,
     StoreClauses,
+    body_of,
     drawn,
+    halves,
     in_turn,
     listed,
     make_sure_of,
@@ -33,6 +36,9 @@ from offload_conformance.store.edges import spans
 PIECES: Final = 6
 PIECE_SIZE_BYTES: Final = 512 * 1024
 """Large enough for stores that handle long reads in another way than short ones."""
+
+WINDOWS: Final = (7, 4096, 30_000, 1, 2**16)
+"""The sizes of the windows of a body."""
 
 EARLIER: Final = 6
 """A read begins up to this many turns of the event loop before a write."""
@@ -102,20 +108,49 @@ class StoreReadClauses(StoreClauses):
         run(scenario())
 
     def test_bytes_that_were_read_never_change(self, run: Run, store: ObjectStore) -> None:
-        """The bytes of a read stay the same while a caller keeps them, also if more is read meanwhile."""
-        bodies = {f"kept.{number}": bytes([number]) * PIECE_SIZE_BYTES for number in range(3)}
+        """The bytes of a read stay the same while a caller keeps them, also if more is read meanwhile.
+
+        So does a slice of them whose whole nobody keeps, and nothing that happens to the object or to the
+        client changes them: it is replaced, written in parts, deleted and created, and the client is closed.
+        """
+        bodies = {
+            f"kept.{number}": bytes([number]) * size_bytes
+            for number, size_bytes in enumerate((PIECE_SIZE_BYTES, PIECE_SIZE_BYTES, 5_000, 10))
+        }
 
         async def scenario() -> None:
             for key, body in bodies.items():
                 await store.put(key, Body.of(body))
-            kept = [(key, await store.get(key, Span(0, PIECE_SIZE_BYTES))) for key in [*bodies, *bodies]]
-            for key, read in kept:
-                make_sure_of(read, bodies[key], f"the bytes of {key!r}, after other reads")
+            spans = (Span(0, PIECE_SIZE_BYTES), None, Suffix(PIECE_SIZE_BYTES), Span(0, 5, follows=1 << 20))
+            kept = [(key, span, await store.get(key, span)) for span in spans for key in [*bodies, *bodies]]
+            slices = [(key, span, memoryview(await store.get(key, span))[1:4]) for key, span, _ in kept]
+
+            def make_sure(event: str) -> None:
+                for key, span, read in kept:
+                    start, end = clip(span, len(bodies[key]))
+                    make_sure_of(read, bodies[key][start:end], f"{span or 'all'} of {key!r}, after {event}")
+                for key, span, part in slices:
+                    make_sure_of(
+                        part, bodies[key][1:4], f"a slice of {span or 'all'} of {key!r}, after {event}"
+                    )
+
+            make_sure("other reads")
+            for way in ways_of(store):
+                for key, body in bodies.items():
+                    await store_by(way, store, key, b"\xff" * len(body))
+                    await store.get(key)
+                make_sure(f"its object was replaced by {way}")
+            await store.delete([*bodies])
+            await store.aclose()
+            make_sure("its object was deleted and its client closed")
 
         run(scenario())
 
     def test_ranges_are_exact_at_every_border(self, run: Run, store: ObjectStore) -> None:
-        """In an object of 8 MiB, ranges and suffixes that begin or end near a power of two are exact."""
+        """In an object of 8 MiB, ranges and suffixes that begin or end near a power of two are exact.
+
+        So are ranges across the ends of the windows of a body, which a store may keep apart.
+        """
         size_bytes = min(LARGE_SIZE_BYTES, store.capabilities.put_size_bytes_max or LARGE_SIZE_BYTES)
         data = array("Q", range(size_bytes // 8 + 1)).tobytes()[:size_bytes]
 
@@ -125,6 +160,12 @@ class StoreReadClauses(StoreClauses):
                 start, end = clip(span, size_bytes)
                 read = await store.get("large", span)
                 assert (len(read), read == data[start:end]) == (end - start, True), f"{span}: wrong bytes"
+            windows = [data[start:end] for start, end in pairwise((0, *accumulate(WINDOWS)))]
+            await store.put("windows", body_of(*windows))
+            for end in accumulate(map(len, windows)):
+                for span in (Span(end - 2, 4), Span(end - 1, 1), Span(end, 3)):
+                    wanted = b"".join(windows)[span.start : span.start + span.length]
+                    make_sure_of(await store.get("windows", span), wanted, f"{span} at the end of a window")
 
         run(scenario())
 
@@ -133,7 +174,7 @@ class StoreReadClauses(StoreClauses):
         run(store.put("folder/key", Body.of(b"")))
         run(store.put("gone", Body.of(b"")))
         run(store.delete(["gone"]))
-        absent = ("never", "folder", "folder/ke", "folder/key2", "none/key", "gone")
+        absent = ("never", "folder", "folder/ke", "folder/key2", "folder/key/below", "none/key", "gone")
 
         for key, span in product(absent, (Span(0, 1), Span(3, 0), Suffix(1), Suffix(0), None)):
             with raises(NotFound, f"a read of {span} of {key!r}, which is absent") as caught:
@@ -152,14 +193,27 @@ class StoreReadClauses(StoreClauses):
         assert self.keys_in_store() == set()
         assert self.keys_beside() <= beside
 
-    @pytest.mark.parametrize("size", ["empty", "small", "larger", "two parts"])
+    @pytest.mark.parametrize("size", ["empty", "small", "larger", "two parts", "large"])
     def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, size: str) -> None:
-        """The stored checksum is that of the whole object, whichever call stored it, or None."""
-        sizes = {"empty": 0, "small": 10, "larger": 80_000}
-        data = drawn(sizes.get(size, store.capabilities.part_size_bytes_min + 1_000))
-        unasked = {"empty": "upload", "two parts": "create"}.get(size)
-        for way in {*ways_of(store)} - {unasked}:
+        """The stored checksum is that of the whole object, whichever call stored it, or None.
+
+        Some bodies know their checksum when all of their windows have passed, and some have only a bound.
+        """
+        can = store.capabilities
+        sizes = {"empty": 0, "small": 10, "larger": 80_000, "large": LARGE_SIZE_BYTES}
+        size_bytes = sizes.get(size, can.part_size_bytes_min + 1_000)
+        data = drawn(min(size_bytes, can.put_size_bytes_max or size_bytes))
+        unasked = {"empty": {"upload"}, "two parts": {"create"}, "large": {"create", "upload"}}.get(
+            size, set()
+        )
+        for way in {*ways_of(store)} - unasked:
             run(store_by(way, store, way, data))
+        run(store.put("known", summed(data)))
+        if can.unsized_put:
+            most = min(len(data) + 1_000, can.put_size_bytes_max or len(data) + 1_000)
+            run(store.put("bound", replace(summed(data), size_bytes=most, is_bound=True)))
+            make_sure_of(run(store.get("bound")), data, "an object of a body with a bound and a checksum")
+        make_sure_of(run(store.get("known")), data, "an object of a body that knows its checksum")
 
         for key in self.keys_in_store():
             found = run(store.stored_crc32c(key))
@@ -170,12 +224,14 @@ class StoreReadClauses(StoreClauses):
     ) -> None:
         """A stored checksum is that of the current object, not of one that it replaced.
 
-        This holds for every pair of calls that stored the two, and for a client that asked for the checksum
-        before.
+        This holds for every pair of calls that stored the two, of another size and of the same, and for a
+        client that asked for the checksum before.
         """
         before = "nothing"
-        for number, way in enumerate(way for pair in product(ways_of(store), repeat=2) for way in pair):
-            data = drawn(number % 5 * 300 + 1 + number)
+        for number, way in enumerate(
+            way for pair in product(ways_of(store), repeat=2) for way in [*pair] * 2
+        ):
+            data = drawn(number // 4 % 5 * 300 + 1 + number // 4)
             run(store_by(way, store, "key", data))
             for client in (store, other):
                 found = run(client.stored_crc32c("key"))
@@ -201,8 +257,9 @@ class StoreReadClauses(StoreClauses):
     ) -> None:
         """The next read after a write or delete shows it, also to another client that read the key before.
 
-        If a longer object replaced the first one, the same span reads up to the new end. A read that began
-        before a write does not pass its answer on to a later read.
+        If a longer object replaced the first one, the same span reads up to the new end. If one of the same
+        size did, the new bytes are read. A read that began before a write does not pass its answer on to a
+        later read.
         """
 
         def part_of(data: bytes) -> bytes:
@@ -215,8 +272,9 @@ class StoreReadClauses(StoreClauses):
 
         absent()
         before = b""
-        for data in (b"before", b"after", b"longer than before"):
-            run(store.put("key", Body.of(data)))
+        contents = (b"before", b"behind", b"after", b"again", b"longer than before")
+        for way, data in product(ways_of(store), contents):
+            run(store_by(way, store, "key", data))
             found, wanted = run(other.get("key", span)), part_of(data)
             make_sure_of(found, wanted, f"{span or 'all'} of {data!r}, after {before!r}")
             before = data
@@ -235,6 +293,23 @@ class StoreReadClauses(StoreClauses):
 
         for turns in range(EARLIER):
             run(overtaken(f"new.{turns}", turns))
+
+
+def summed(data: bytes) -> Body:
+    """Return a body of two windows that knows its checksum once both have passed, at each reading."""
+    has_passed = False
+
+    async def windows() -> AsyncIterator[bytes]:
+        nonlocal has_passed
+        has_passed = False
+        for window in halves(data):
+            yield window
+        has_passed = True
+
+    def known() -> int | None:
+        return crc32c(data) if has_passed else None
+
+    return Body(size_bytes=len(data), windows=windows, crc32c=known)
 
 
 LARGE_SIZE_BYTES: Final = 8 * 2**20 + 3

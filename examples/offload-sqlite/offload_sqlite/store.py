@@ -22,12 +22,15 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
-from offload_sqlite.plugin import CAPABILITIES
+from offload_sqlite.plugin import CAPABILITIES, PUT_SIZE_BYTES_MAX
 
 T = TypeVar("T")
 Rows = list[tuple[bytes, int]]
 BUSY_SECONDS: Final = 30.0
 PAGE_ROWS: Final = 256
+NUMBER_END: Final = 2**63
+"""The first integer that SQLite cannot hold."""
+
 UTF8: Final = ("utf-8", "surrogatepass")
 SCHEMA: Final = "CREATE TABLE IF NOT EXISTS objects (key BLOB PRIMARY KEY, data BLOB NOT NULL)"
 PARTS: Final = "CREATE TEMP TABLE parts (upload BLOB, number INT, data BLOB, PRIMARY KEY (upload, number))"
@@ -63,6 +66,8 @@ class SqliteStore(ObjectStore):
         """Gather the windows, then store them as one row."""
         raw, data = _raw(key), bytearray()
         check_metadata(body.metadata, CAPABILITIES)
+        if not 0 <= body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            raise errors.Misuse(f"{key!r}: {body.size_bytes} bytes; a row has at most {PUT_SIZE_BYTES_MAX}")
         async for window in body.windows():
             data += window
             if len(data) > body.size_bytes:  # do not gather an endless body
@@ -192,6 +197,8 @@ class SqliteUpload(Upload):
         self._upload: bytes | None = uuid4().bytes
 
     async def put_part(self, number: int, data: bytes) -> None:
+        if not 0 < number < NUMBER_END:
+            raise errors.Misuse(f"part {number} of {self._key!r}: no such number")
         row = (self._running(), number, data)
         await self._store.write(lambda db: db.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?)", row))
 
