@@ -5,6 +5,9 @@ third and a fourth set only the bugs are here that the suite missed at first, an
 catch (`store_third`, `offloader_third_*`, `offloader_fourth`). A few beside them, of the same kinds, show
 that the kind is asked and not the case.
 
+The fourth set (`fourth_*`) and the fifth (`fifth_*`) are kept whole too, with odd but correct backends.
+`newcomers.fourth` and `newcomers.fifth` are their commands.
+
 `registry.bug` registers one, with a proof that shows it without the suite. `everything` imports them all, and
 `run` runs the real command on one.
 """

@@ -1,7 +1,9 @@
-"""The fourth set, written blind: its bugs, its odd but correct backends, and how to run both.
+"""The fourth and later sets, written blind: their bugs, their odd but correct backends, and how to run both.
 
     python -m newcomers.fourth prove [NAME ...]        every proof, on the sound class and on the bug
     python -m newcomers.fourth run CHECKOUT OUT [NAME ...]  the command of that checkout on each
+
+`python -m newcomers.fifth` does the same with the fifth set.
 
 `run` uses the suite, the framework and the backends of `CHECKOUT` with the classes of this folder, and adds
 each verdict to the JSON file `OUT`. Without names it runs whatever `OUT` lacks. With `1/2` and `2/2` for a
@@ -30,7 +32,7 @@ from typing import Any, Final
 from newcomers.registry import BUGS, Bug, Proof
 
 TESTS: Final = Path(__file__).parents[1]
-IN_FILES: Final = {"Folder", "FolderTier", "Ledgers", "Sqlite"}
+IN_FILES: Final = {"Attic", "Folder", "FolderTier", "Ledgers", "Sqlite"}
 FOLDERS: Final = (
     ".",
     "backends",
@@ -50,26 +52,26 @@ install(getattr(importlib.import_module(module), name), Site(Path(folder)))
 """
 
 
-def modules() -> list[str]:
-    """Return the modules of the set."""
+def modules(which: str) -> list[str]:
+    """Return the modules of a set, such as `fourth`."""
     return sorted(
         f"newcomers.{each.stem}"
-        for each in (TESTS / "newcomers").glob("fourth_*.py")
-        if each.stem not in ("fourth_sound", "fourth_odd")
+        for each in (TESTS / "newcomers").glob(f"{which}_*.py")
+        if each.stem not in (f"{which}_sound", f"{which}_odd")
     )
 
 
-def fourth() -> dict[str, Bug]:
+def bugs_of(which: str) -> dict[str, Bug]:
     """Return the bugs of the set."""
-    names = modules()
+    names = modules(which)
     for name in names:
         importlib.import_module(name)
     return {name: each for name, each in BUGS.items() if each.backend.__module__ in names}
 
 
-def odd() -> dict[str, type]:
+def odd(which: str) -> dict[str, type]:
     """Return the odd but correct backends."""
-    module = importlib.import_module("newcomers.fourth_odd")
+    module = importlib.import_module(f"newcomers.{which}_odd")
     return {each.__name__: each for each in module.ODD}
 
 
@@ -166,10 +168,10 @@ def added(out: Path, verdicts: dict[str, Any]) -> dict[str, Any]:
         return found
 
 
-def main() -> int:
-    """Run what the arguments name."""
+def main(which: str) -> int:
+    """Run what the arguments name, of one set."""
     command, *rest = sys.argv[1:]
-    bugs = fourth()
+    bugs = bugs_of(which)
     if command == "prove":
         wrong = 0
         for name in rest or bugs:
@@ -181,7 +183,7 @@ def main() -> int:
         return int(wrong > 0)
     checkout, out, wanted = Path(rest[0]).resolve(), Path(rest[1]), rest[2:]
     backends = {name: (each.backend, each.sound) for name, each in bugs.items()}
-    backends |= {name: (each, each) for name, each in odd().items()}
+    backends |= {name: (each, each) for name, each in odd(which).items()}
     # Each sound class too: a clause that fails on it says nothing of the bugs that are made of it.
     backends |= {f"sound {each.sound.__name__}": (each.sound, each.sound) for each in bugs.values()}
     share = re.fullmatch("([0-9]+)/([0-9]+)", wanted[0] if wanted else "1/1")
@@ -198,4 +200,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("fourth"))
