@@ -322,7 +322,7 @@ async def _readable_at_once(open_: Open) -> None:
 
 @bug(_readable_at_once)
 class WritesBehind(Rows):
-    """Rows are sent by a producer that waits for 5 ms to send several together, and nobody flushes it.
+    """Rows are sent by a producer that waits for 50 ms to send several together, and nobody flushes it.
 
     Breaks "return once all of it is durable. Anybody can commit and read it from then on". Costs the source
     copy: it goes while the rows are still in memory.
@@ -334,7 +334,7 @@ class WritesBehind(Rows):
 
     async def insert(self, stream: str, row: Row) -> None:
         async def later() -> None:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
             self.db.insert(self.name(stream), row)
 
         task = asyncio.create_task(later())
