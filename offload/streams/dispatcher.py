@@ -37,7 +37,8 @@ from offload.streams.pauses import LookAtPlace, PausedBefore, look_nowhere
 __all__ = ["Dispatcher"]
 
 
-START_SECONDS: Final = 1.0
+START_SECONDS_MAX: Final = 1.0
+START_SECONDS_PER_STREAM: Final = 0.01
 """The time over which the first looks of all streams are spread."""
 
 _log: Final = logging.getLogger(__name__)
@@ -202,7 +203,8 @@ class Dispatcher:
         follower, share = followed.follower, self.env.random()
         # The first looks come soon after the start, and those of many streams are spread over time, and with
         # the second ones all later ones.
-        await self._sleep(share * min(follower.rules.look_seconds, START_SECONDS), followed.waking)
+        start = min(START_SECONDS_MAX, START_SECONDS_PER_STREAM * len(self._followers))
+        await self._sleep(share * min(follower.rules.look_seconds, start), followed.waking)
         while not followed.ending.is_set():
             followed.waking.clear()
             asked, followed.asked = followed.asked, []
