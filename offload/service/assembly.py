@@ -108,6 +108,7 @@ class OpenedService:
             tier=self.tier,
             tier_for=self.tier_for,
             led=lambda: [each.stream for each in dispatcher.statuses if each.state is FollowState.LEADING],
+            identity=None if dispatcher.instance is None else dispatcher.instance.tag.hex(),
             env=self.session.env,
             emit=emit,
         )

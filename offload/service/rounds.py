@@ -9,8 +9,10 @@ another one that takes over, continues the round behind the last note.
 
 Invariants:
 
-- A process that leads no stream reads nothing. Of several processes, one works on a round: the others see
-  fresh notes of it, and wait until these are older than three intervals of saving.
+- Of several processes, one works on a round, whoever leads the streams: an idle stream has no leader, and is
+  read all the same. The others see fresh notes of that process, and wait until these are half an hour old.
+  The next life of the same instance need not wait. Two that begin at the same moment may read twice, which
+  harms nothing.
 - Damage is reported when it is found, and not at the end of the round.
 - An error of the store ends a run, not the round: it goes on later.
 """
@@ -28,7 +30,7 @@ from offload.contracts.events import DamageFound, Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body
 from offload.env import Env
-from offload.errors import Denied, NotFound, OffloadError
+from offload.errors import Denied, NotFound, NotOffloaded, OffloadError
 from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import VerifyNotes
 from offload.native.own import native_or_none
@@ -40,8 +42,6 @@ __all__ = ["VerifyRounds"]
 
 NOTE_SECONDS: Final = 600.0
 """The time between two notes, between two looks at the notes of others, and after an error."""
-LED_SECONDS: Final = 30.0
-"""The time after which a process that leads no stream asks itself again."""
 FOREIGN_SECONDS: Final = 3 * NOTE_SECONDS
 STOP_SECONDS: Final = 5.0
 RATE_MIN: Final = 4 * 2**20
@@ -54,14 +54,15 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class VerifyRounds:
-    """The rounds of one process. `led` returns the streams that it leads at this moment."""
+    """The rounds of one process."""
 
     config: RunConfig
     interval_seconds: float
     tier: LedgerOffloader
-    led: Callable[[], list[str]]
     env: Env
     emit: Callable[[Event], None]
+    identity: str | None = None
+    """What this process has in common with its earlier lives (`streams.instance`), if it has an identity."""
     last: UpkeepFinished | None = None
     is_running: bool = False
     _notes: VerifyNotes | None = None
@@ -70,7 +71,7 @@ class VerifyRounds:
     _jitter: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._uid, self._jitter = str(self.env.uuid()), self.env.random()
+        self._uid, self._jitter = self.identity or str(self.env.uuid()), self.env.random()
 
     @property
     def oldest_seconds(self) -> float | None:
@@ -96,16 +97,17 @@ class VerifyRounds:
     async def run(self) -> None:
         """Work on rounds until the task is cancelled."""
         while True:
+            seconds = NOTE_SECONDS
             try:
-                seconds = await self._turn() if self.led() else LED_SECONDS
+                seconds = await self._turn()
+            except NotOffloaded:  # nothing was copied yet
+                pass
             except OffloadError as error:
                 _log.warning("the notes of the verify cannot be read: %s", error)
-                seconds = NOTE_SECONDS
             except Exception:  # noqa: BLE001 - see below
                 # A mistake of ours must not end the upkeep of a process that runs for years.
                 _log.exception("the verify failed")
-                seconds = NOTE_SECONDS
-            await self.env.sleep(seconds)
+            await self.env.sleep(min(seconds, self.interval_seconds))
 
     async def _turn(self) -> float:
         """Work on the round if it is due, and return the seconds until the next look."""
@@ -117,10 +119,24 @@ class VerifyRounds:
             return NOTE_SECONDS
         if due_ms is not None:
             if now_ms < due_ms:
-                return min(NOTE_SECONDS, (due_ms - now_ms) / 1000)
+                return self._pause_seconds()
             self._notes = notes.begun(now_ms)
-        await self._work()
-        return NOTE_SECONDS
+        if await self._claim(now_ms):
+            await self._work()
+        return self._pause_seconds()
+
+    def _pause_seconds(self) -> float:
+        """Return the time until the next look."""
+        due_ms = None if self._notes is None else self._next_ms(self._notes)
+        if due_ms is None:
+            return NOTE_SECONDS
+        return min(NOTE_SECONDS, max(0.0, due_ms - self.env.now_ms()) / 1000)
+
+    async def _claim(self, now_ms: int) -> bool:
+        """Note that this process works on the round. Return False if another one has noted that since."""
+        await self._save()
+        self._notes = await self._load(now_ms)
+        return self._notes.by == self._uid
 
     def _next_ms(self, notes: VerifyNotes) -> float | None:
         """Return when the next round begins. None while one is under way.

@@ -12,7 +12,8 @@ Invariants:
 
 - One job runs at a time, so no two sweeps of this process are at work together. Only the verify runs beside
   the others: it may take days, and changes nothing.
-- A process that leads no stream does nothing: of several processes, those that stand by cost nothing here.
+- A process that leads no stream does nothing but verify, if no other process does: of several processes,
+  those that stand by cost one request every ten minutes here.
 - An error ends its run, and an event reports it. It stops neither the followers nor a later run.
 - A job that is cancelled leaves nothing that the next run does not cure: each is safe to kill.
 - Nothing is trimmed by age, and nothing is swept, once the wall clock has run ahead of the monotonic one. The
@@ -90,6 +91,8 @@ class Upkeep:
     led: Callable[[], list[str]]
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
+    identity: str | None = None
+    """See `VerifyRounds`."""
     running: str | None = None
     """The name of the job that runs now."""
     rounds: VerifyRounds | None = field(init=False, default=None)
@@ -116,9 +119,9 @@ class Upkeep:
                 config=self.config,
                 interval_seconds=every.verify_seconds,
                 tier=self.tier,
-                led=self.led,
                 env=self.env,
                 emit=self.emit,
+                identity=self.identity,
             )
 
     async def run(self, stopping: asyncio.Event) -> None:

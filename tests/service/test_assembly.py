@@ -51,7 +51,7 @@ def test_streams_that_are_stored_alike_share_an_offloader(tmp_path: Path) -> Non
 def test_upkeep_works_for_the_streams_that_this_process_leads(tmp_path: Path) -> None:
     document = {"source": f"rabbitmq://{DATA}/tiny", "tier": str(tmp_path / "tier")}
     statuses = [SimpleNamespace(stream=state.value, state=state) for state in FollowState]
-    dispatcher: Any = SimpleNamespace(statuses=statuses)
+    dispatcher: Any = SimpleNamespace(statuses=statuses, instance=None)
 
     async def scenario() -> None:
         async with Session() as session:

@@ -33,8 +33,6 @@ class World:
     now: float = 10.0**9
     store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
     events: list[Event] = field(default_factory=list)
-    led: list[str] = field(default_factory=lambda: ["orders"])
-    verify_rate: str | None = None
 
     @property
     def env(self) -> Env:
@@ -56,15 +54,15 @@ class World:
         """Return the tier, as a process opens it."""
         return ObjectStoreOffloader(self.store, env=self.env, options=TierOptions(fragment_size_bytes=1))
 
-    def process(self) -> VerifyRounds:
+    def process(self, identity: str | None = None) -> VerifyRounds:
         """Return the verify of a process that is started now."""
         return VerifyRounds(
             config=RunConfig.model_validate({"source": "memory:", "tier": "memory:"}),
             interval_seconds=7 * DAY,
             tier=self.tier(),
-            led=lambda: self.led,
             env=self.env,
             emit=self.events.append,
+            identity=identity,
         )
 
     async def filled(self) -> World:
@@ -134,7 +132,7 @@ def test_a_flipped_byte_is_found_in_the_next_round_and_reported_at_once() -> Non
         world.flip(world.data[3])
         before: list[int] = []
         world.now += 6 * DAY
-        await process._turn()
+        assert await process._turn() == 600.0, "it looks again, and sees what other processes have read"
         assert len(world.finished()) == 1, "the round before is not a period old"
 
         world.now += 1 * DAY
@@ -192,17 +190,35 @@ def test_another_process_leaves_a_round_alone_until_its_notes_are_old() -> None:
     run(scenario)
 
 
-def test_a_process_that_leads_nothing_reads_nothing() -> None:
+def test_the_next_life_of_a_killed_process_goes_on_at_once() -> None:
     async def scenario(world: World) -> None:
-        world.led, process = [], world.process()
-        world.store.calls.clear()
-        working = asyncio.create_task(process.run())
-        for _ in range(100):
-            await asyncio.sleep(0)
-        working.cancel()
+        await killed_at(world, world.process("an instance"), world.data[6])
+        world.objects[VERIFY_NOTES] = replace(world.notes(), by="an instance").encode()
 
-        assert world.store.calls == []
-        assert process.oldest_seconds is None
+        await world.process("an instance")._turn()
+
+        assert len(world.finished()) == 1
+
+    run(scenario)
+
+
+def test_of_two_processes_that_begin_at_once_the_one_that_notes_it_last_reads() -> None:
+    async def scenario(world: World) -> None:
+        process, other = world.process("one"), world.process("other")
+        await process._load(0)
+        is_first = True
+
+        async def after(operation: str, key: str) -> None:
+            nonlocal is_first
+            if (operation, key) == ("put", VERIFY_NOTES) and is_first:
+                is_first = False
+                world.objects[VERIFY_NOTES] = replace(world.notes(), by="other").encode()
+
+        world.store.after = after
+        await process._turn()
+        assert world.finished() == []
+        await other._turn()
+        assert len(world.finished()) == 1
 
     run(scenario)
 
@@ -224,6 +240,28 @@ def test_an_outage_ends_a_run_and_the_next_one_goes_on_with_the_round() -> None:
         assert world.read() == {key for key in world.data if key > reached}
 
     run(scenario)
+
+
+def test_a_place_without_a_tier_is_no_error() -> None:
+    """A process is started before its first copy. It looks again in ten minutes, or in one interval."""
+
+    async def scenario() -> None:
+        world = World()
+        process = world.process()
+        slept = list[float]()
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            raise asyncio.CancelledError
+
+        process.env = replace(world.env, sleep=sleep)
+        process.interval_seconds = 60.0
+        with pytest.raises(asyncio.CancelledError):
+            await process.run()
+
+        assert (slept, world.events) == ([60.0], [])
+
+    asyncio.run(scenario())
 
 
 def test_notes_that_cannot_be_written_or_read_only_cost_another_read() -> None:
@@ -255,7 +293,6 @@ def test_the_age_is_that_of_the_fragment_that_waits_the_longest() -> None:
         world.now += 7 * DAY
         await killed_at(world, process, world.data[6])
         again = world.process()
-        world.led = []
         assert (await again._load(0)).oldest_ms == 1000 * 10**9, "the rest was read a week ago"
 
     run(scenario)

@@ -161,7 +161,7 @@ def test_a_verify_asks_for_an_upgrade_if_a_newer_program_wrote_a_root() -> None:
 
 def test_a_process_that_leads_nothing_sends_no_request() -> None:
     async def scenario() -> None:
-        world = World(retention="1h", compact="1h", sweep="1h", verify="1h")
+        world = World(retention="1h", compact="1h", sweep="1h")
         await world.grow(1)
         requests = world.tier.metrics.requests.total()
         stopping = asyncio.Event()
