@@ -296,9 +296,12 @@ def test_a_new_disk_goes_on_where_the_lost_one_ended_although_its_epochs_begin_a
             records += await records_of(first, 2, "lost-")
             await first.step()
             await first.close()
+        lost = await world.tier().load_manifest(STREAM)
         new = World(clock=world.clock, store=world.store)
         ledger = await new.open(LAG)
 
+        # The owner of the lost disk, if it comes back, is one of an older epoch.
+        assert ledger.log.epoch == lost.source_epoch + 1
         added = await records_of(ledger, 2, "new-")
         assert await bodies(ledger) == records + added
         await ledger.step()
