@@ -800,6 +800,18 @@ class TestPlaces:
 
         run(scenario)
 
+    @BOTH
+    def test_the_next_offset_is_that_of_the_tier_if_the_source_ends_before_it(
+        self, priority: ReadPriority
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.cut(25)
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            assert await reader.place_of(AtEdge.NEXT) == PartOffset(1, 30)
+
+        run(scenario, priority)
+
     @pytest.mark.parametrize(
         ("priority", "first"), [(LOCAL_FIRST, 10), (TIER_FIRST, 10), (LOCAL_ONLY, 10), (TIER_ONLY, 20)]
     )
