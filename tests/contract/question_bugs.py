@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from uuid import UUID
 from contract.bugs import Bug, breaks
 from contract.offloader_bugs import CodedHandles, _Around
 
+from offload.commit.guest import Abort
 from offload.commit.rebuild import Fence
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
@@ -268,3 +270,81 @@ class WalksOnePage(ObjectStoreOffloader):
         paged = MagicMock(wraps=tree)
         paged.walk = walk
         return paged
+
+
+@bug("changes_of_several_authors_are_all_in")
+class DropsALateAbort(ObjectStoreOffloader):
+    """Takes an abort for done if another change was committed meanwhile.
+
+    `UPDATE ... WHERE version = ?`, and nobody looks at the number of rows.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Abort) and base is not None:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            newest = await self.load_manifest(stream)
+            if newest.version > base.version:
+                return newest
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+class _Ahead(_Around):
+    hinted: bytes | None = None
+
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> bytes:
+        found = bytes(await super().read(rows))
+        self.hinted = bytes(await super().read(then[:1])) if len(then) else None
+        return found
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        hinted, self.hinted = self.hinted, None
+        if hinted is not None and len(hinted) == int(rows["size_bytes"].sum()):
+            return hinted
+        return bytes(await super().read(rows))
+
+
+@bug("reads_may_come_in_any_order")
+class ReadsWhatWasHinted(CodedHandles):
+    """Returns the chunk that a reader said it would read next, for any chunk of that size.
+
+    A reply that is kept for the next read, and compared by its length.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        return _Ahead.around(handle)
+
+
+@bug("returned_offloads_read_no_more")
+class ComparesLater(ObjectStoreOffloader):
+    """Reads the ledger once more after `offload` has returned, to compare it.
+
+    A background task, so that the caller need not wait.
+    """
+
+    async def offload(self, handle: ReadHandle, attempt: Attempt, **options: Any) -> Receipt:
+        receipt = await super().offload(handle, attempt, **options)
+        self.comparing = asyncio.ensure_future(handle.read(await handle.table()))
+        return receipt
+
+
+@bug("fragments_are_those_of_their_entries")
+class ReadsWhateverIsThere(ObjectStoreOffloader):
+    """Returns another whole fragment in the place of the one that was committed.
+
+    A fragment is checked against its own checksums, and not against the entry that names it.
+    """
+
+    stored: Final[list[ReadHandle]] = []
+
+    async def offload(self, handle: ReadHandle, attempt: Attempt, **options: Any) -> Receipt:
+        self.stored.append(handle)
+        return await super().offload(handle, attempt, **options)
+
+    async def read_offloaded(self, *args: Any, **options: Any) -> ReadHandle:
+        try:
+            return await super().read_offloaded(*args, **options)
+        except Corrupt:
+            return self.stored[-1]

@@ -148,8 +148,10 @@ class AttemptClauses(OffloaderClauses):
     ) -> None:
         """`offload` refuses an attempt that is not running with `Conflict`, before it reads the ledger.
 
-        An attempt runs for the ledger and in the stream for which it was announced, and for no other.
+        An attempt runs for the ledger and in the stream for which it was announced, and for no other. The
+        manifest that is given decides.
         """
+        older = writer.manifest
         aborted, one, two = run(writer.prepare([0, 1, 2**32 + 2]))
         run(writer.abort([aborted]))
         bills = run(StreamWriter.claim(offloader, "bills"))
@@ -171,6 +173,10 @@ class AttemptClauses(OffloaderClauses):
             for manifest in (writer.manifest, bills.manifest):
                 with raises(Conflict, f"attempt {uid} of ledger {ledger_id} in {stream!r}"):
                     run(offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={}))
+        ledger = MemoryLedger(ledger_of(10).chunks, ledger_id=1)
+        ledger.before_read = refuse_reads
+        with raises(Conflict, "an attempt that does not run in the older manifest that is given"):
+            run(offloader.offload(ledger, one, manifest=older, extra_metadata={}))
 
     def test_fragments_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
         """A reader in the middle of an offload sees whole chunks, or nothing."""

@@ -89,6 +89,40 @@ class DamageClauses(OffloaderClauses):
         with pytest.raises(Corrupt):
             run(scenario())
 
+    def test_fragments_are_those_of_their_entries(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """A whole and sound fragment in the place of another one is damage: reading raises `Corrupt`."""
+        ledger, stranger = noisy_ledger(4), noisy_ledger(4)
+        if self.files_in_place() is not None:
+            pytest.skip("the suite cannot exchange two fragments in the files of this offloader")
+
+        async def scenario() -> None:
+            kept, foreign = await writer.prepare([ledger.ledger_id, stranger.ledger_id])
+            before = self.keys_in_store()
+            receipt = await stored(writer, ledger, kept)
+            of_kept = sorted(self.keys_in_store() - before)
+            await stored(writer, stranger, foreign)
+            of_foreign = sorted(self.keys_in_store() - before - {*of_kept})
+            await writer.append([receipt])
+            if len(of_kept) != len(of_foreign):
+                pytest.skip("the suite cannot tell which stored objects belong to each other")
+            bodies = list[bytes]()
+
+            def noted(raw: bytes) -> bytes:
+                bodies.append(raw)
+                return raw
+
+            for key in of_foreign:
+                await self.replace(offloader, key, noted)
+            for key, body in zip(of_kept, bodies, strict=True):
+                await self.replace(offloader, key, lambda _, body=body: body)  # type: ignore[misc]
+            for door, openings in (await doors(other, kept)).items():
+                for way, read in READS.items():
+                    await is_corrupt(openings, read, ledger, f"{door}, read {way}")
+
+        run(scenario())
+
     async def damaged(
         self, offloader: LedgerOffloader, writer: StreamWriter, ledger: MemoryLedger, damage: str
     ) -> Attempt:

@@ -25,7 +25,7 @@ from offload.model.entry import entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import BIRTH_MS, drawn_ledger, ledger_of
+from offload_conformance.ledgers import BIRTH_MS, drawn_ledger, ledger_of, noisy_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed
 from offload_conformance.offloader.edges import KINDS
 from offload_conformance.opened import KIB
@@ -169,6 +169,38 @@ class DoorClauses(OffloaderClauses):
                             assert_same(await handle.table(), part, but=POSITION)
             for how, kept in found.items():
                 assert b"".join(kept) == b"".join(ledger.chunks), how
+
+        run(scenario())
+
+    def test_reads_may_come_in_any_order(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """What a read returns does not depend on the reads before it, hinted or not, of any handle."""
+        ledger = noisy_ledger(30)  # chunks of one size
+        behind = drawn_ledger(30, first_offset=ledger.next_offset, ledger_id=2, size_bytes_max=16 * KIB)
+        attempts = [run(committed(writer, each)) for each in (ledger, behind)]
+        chunks = dict(zip(attempts, (ledger.chunks, behind.chunks), strict=True))
+
+        async def scenario() -> None:
+            opened = []
+            for attempt in attempts:
+                for openings in (await doors(other, attempt)).values():
+                    opened += [(await opening(), attempt) for opening in openings[:1]]
+            for _ in range(120):
+                handle, attempt = random.choice(opened)
+                table = await handle.table()
+                begin, end = sorted(random.sample(range(len(table) + 1), 2))
+                end = random.choice((end, begin + 1))
+                then = table[end : random.randint(end, len(table))]
+                hinted = random.random() < 0.7
+                reading = handle.read_on(table[begin:end], then) if hinted else handle.read(table[begin:end])
+                found = await reading
+                assert found == b"".join(chunks[attempt][begin:end]), f"chunks {begin} to {end}"
+                if hinted and len(then) and random.random() < 0.5:
+                    found = await handle.read(then)
+                    assert found == b"".join(chunks[attempt][end : end + len(then)]), "what was hinted at"
+            for handle, _ in opened:
+                await handle.aclose()
 
         run(scenario())
 

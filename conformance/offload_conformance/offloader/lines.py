@@ -6,6 +6,7 @@ that is sent again.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,73 @@ class LineClauses(OffloaderClauses):
             assert reborn.incarnation != born.incarnation
 
         run(scenario())
+
+    def test_changes_of_several_authors_are_all_in(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Changes that a writer, jobs and guests commit at the same time are all in, and undo nothing.
+
+        Each of them changes another field of the manifest.
+        """
+        line = Line(offloader, other, "orders", "none")
+
+        async def scenario() -> None:
+            for _ in range(3):
+                await self.at_once(line)
+                await line.other.commit_manifest(
+                    "orders",
+                    Delete(incarnation=line.history[-1].incarnation),
+                    base=line.history[-1],
+                    committer=uuid4(),
+                )
+                line.history.clear()
+
+        run(scenario())
+
+    async def at_once(self, line: Line) -> None:
+        """Commit changes of every author at the same time, and assert that the manifest has all of them."""
+        me, job, copier = uuid4(), uuid4(), uuid4()
+        first, second, third, aborted, announced, prepared, copy = uids = [uuid4() for _ in range(7)]
+        claim = Claim(stream="orders", writer=me, first_offset=0)
+        base = await line.offloader.commit_manifest("orders", claim, base=None, committer=me)
+        prepare = Prepare(writer=me, attempts=[(uid, LEDGER) for uid in uids[:4]])
+        base = await line.offloader.commit_manifest("orders", prepare, base=base, committer=me)
+        line.history.append(base)
+        two = [*await line.entries(first, part(0)), *await line.entries(second, part(1))]
+        append = Append(writer=me, entries=two, finished=frozenset({first, second}))
+        base = await line.offloader.commit_manifest("orders", append, base=base, committer=me)
+        of_copier: dict[str, Any] = {"job": copier, "incarnation": base.incarnation}
+        copies = Announce(attempts=[(copy, LEDGER)], kind=AttemptKind.COPY, **of_copier)
+        base = await line.other.commit_manifest("orders", copies, base=base, committer=copier)
+        line.history.append(base)
+        last = await line.entries(third, part(2))
+        dropped = [each for each in two if each.first_offset < 3]
+        changes: list[tuple[Change, UUID]] = [
+            (Append(writer=me, entries=last, finished=frozenset({third})), me),
+            (Prepare(writer=me, attempts=[(prepared, 8)]), me),
+            (Announce(job=job, incarnation=base.incarnation, attempts=[(announced, 9)]), job),
+            (Abort(attempts=frozenset({aborted})), uuid4()),
+            (trim_to(base, dropped, ledgers=0), uuid4()),
+        ]
+        random.shuffle(changes)
+        clients = [random.choice((line.offloader, line.other)) for _ in changes]
+        commits = (
+            client.commit_manifest("orders", change, base=base, committer=committer)
+            for client, (change, committer) in zip(clients, changes, strict=True)
+        )
+        await asyncio.gather(*commits)
+        for client in (line.offloader, line.other):
+            found = await client.load_manifest("orders")
+            assert (found.first_offset, found.next_offset, found.writer) == (3, 9, me)
+            assert {each.attempt: each.ledger_id for each in found.running} == {
+                prepared: 8,
+                announced: 9,
+                copy: LEDGER,
+            }
+            expected = [each for each in (*two, *last) if each.first_offset >= 3]
+            assert await named(client, found) == expected
+            assert (found.fragments, found.messages) == (len(expected), 6)
+        line.history.append(found)
 
 
 async def written(line: Line) -> tuple[UUID, Manifest]:

@@ -69,6 +69,14 @@ METADATA: Final = MappingProxyType(
         "名前": "日本語 😀",
         "quoted": 'it\'s "so"; \\ % _ {} <b>\t\n',
         "empty": "",
+        "": "no name",
+        " ": " ",
+        "nul": "a\0b",
+        "a\nb\r": "\r\n\x7f\u2028",
+        "Host": "another case",
+        "../../up": "..",
+        "__proto__": "[object Object]",
+        "-1": "-1",
         "long": "é" * 6_000,
         "n" * 200: "a long name",
         **dict.fromkeys(METADATA_NAMES, "7"),
@@ -206,6 +214,34 @@ class SourceClauses(OffloaderClauses):
         for each in attempts:
             run(other.delete_offloaded(each))
         assert run(chunks_of(other, attempt)) == [*sound.chunks]
+
+    def test_returned_offloads_read_no_more(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Once `offload` has returned, its ledger is neither read nor needed: the data is on the tier."""
+        ledger = drawn_ledger(20, size_bytes_max=64 * KIB)
+        [attempt] = run(writer.prepare([ledger.ledger_id]))
+
+        async def scenario() -> list[int]:
+            has_ended, late = False, list[int]()
+
+            async def watch(rows: ChunkTable) -> None:
+                await asyncio.sleep(0)
+                if has_ended:
+                    late.append(int(rows["offset"][0]))
+
+            ledger.before_read = watch
+            receipt = await stored(writer, ledger, attempt)
+            has_ended = True
+            await writer.append([receipt])
+            await asyncio.sleep(SETTLE_SECONDS)
+            for client in (offloader, other):
+                assert await chunks_of(client, attempt) == [*ledger.chunks]
+            return late
+
+        late = run(scenario())
+
+        assert late == [], f"expected no read after the end; found reads of the chunks at {late}"
 
     @pytest.mark.parametrize("ended_by", [asyncio.CancelledError, PermissionError])
     def test_ended_offloads_read_no_more(
