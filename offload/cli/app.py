@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli.commands import BUILT_IN
+from offload.cli.grouped import GroupedCommands, ListedCommands
 from offload.cli.kit.ending import ClosedPipe, Interrupted, Usage, guarded
 from offload.cli.kit.output import escape_what_cannot_be_printed, one_line, print_error, print_note
 from offload.cli.values import take_values_as_they_are
@@ -42,6 +43,7 @@ def build(found: Plugins, named: str | None, *, alone: bool = False) -> typer.Ty
     """
     app = typer.Typer(
         name="offload",
+        cls=GroupedCommands,
         help="Copy a broker's sealed log data to any object store, and read it back.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -159,7 +161,7 @@ def _add(app: typer.Typer, declaration: Command, named: str | None) -> None:
     elif declaration.name == named:
         target = declaration.load()
     if isinstance(target, typer.Typer):
-        app.add_typer(target, name=declaration.name, help=text)
+        app.add_typer(target, name=declaration.name, help=text, cls=ListedCommands)
     else:
         app.command(declaration.name, help=text)(guarded(target))
 

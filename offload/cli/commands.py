@@ -16,7 +16,8 @@ HELP: Final = {
     "ctl": "Tell the process of `offload run` to retry, pause or resume streams, without a restart.",
     "status": "Show how far TIER is behind SOURCE, and answer what an incident asks. Changes nothing.",
     "ls": "List the streams of TIER.",
-    "inspect": "Show the totals, the root, the fragments and the running attempts of STREAM.",
+    "inspect": "Show the totals, the root, the fragments and the running attempts of STREAM, "
+    "in all of its parts.",
     "gaps": "List the records that the source deleted before TIER had them. Reads no data.",
     "read": "Print the messages of STREAM. "
     "Tracking records are never printed, and --limit does not count them.",
@@ -42,6 +43,19 @@ HELP: Final = {
     "plugins": "List every plugin with its distribution, version, declarations and errors.",
 }
 """The first paragraph of each command's docstring, in the order of `offload --help`."""
+
+GROUPS: Final = {
+    "Commands that copy to a tier": ("demo", "sync", "run", "ctl", "status"),
+    "Commands that look into a tier and read it": (
+        "ls", "inspect", "gaps", "read", "export", "restore",
+    ),
+    "Commands that verify and repair": ("verify", "repair"),
+    "Commands that keep a tier in order": (
+        "trim", "delete", "shred", "rotate", "abandon", "sweep", "compact", "copy",
+    ),
+    "Commands about stores, losses, pages and plugins": ("check", "rebuild", "help", "plugins"),
+}  # fmt: skip
+"""The groups of `offload --help`, in the order of the commands."""
 
 BUILT_IN: Final = {
     name: Command(name=name, target=f"offload.cli.{name}:{name}", help=text) for name, text in HELP.items()

@@ -26,6 +26,10 @@ HEADS: Final = (
     "stream", "messages", "first offset", "next offset", "size", "stored", "ratio", "codecs", "fragments",
     "version", "newest",
 )  # fmt: skip
+DROP: Final = (
+    "version", "codecs", "ratio", "fragments", "encrypted", "size", "first offset", "newest", "parts",
+)  # fmt: skip
+"""The columns that go on a narrow terminal, the first one first."""
 ENCRYPTED: Final = "encrypted"
 """A column that is shown if any stream is encrypted."""
 PARTS: Final = "parts"
@@ -34,11 +38,14 @@ GAPS: Final = "gaps"
 """The last column. It is shown if any stream has a gap between two parts."""
 
 
+EachPart = Annotated[bool, typer.Option("--verbose", "-v", help="Also list the parts of each stream.")]
+
+
 def ls(
     context: typer.Context,
     tier: Tier,
     option: Options = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also list the parts of each stream.")] = False,
+    verbose: EachPart = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """List the streams of TIER.
@@ -161,7 +168,7 @@ def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:
         lines.append(_line(row, len(row.get("parts", [row]))))
         if verbose:
             lines += [_line(part, f"part {part['part']}") for part in row.get("parts", [])]
-    print_table(heads, [line[: len(heads)] for line in lines])
+    print_table(heads, [line[: len(heads)] for line in lines], drop=DROP)
 
 
 def _line(row: dict[str, Any], parts: object) -> tuple[object, ...]:

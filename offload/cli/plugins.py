@@ -12,6 +12,9 @@ from offload.contracts.plugin import CONTRACT, Backend
 from offload.loops import loops_in_use
 from offload.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
+DROP = ("capabilities", "version", "distribution")
+"""The columns that go on a narrow terminal, the first one first."""
+
 
 def plugins(
     context: typer.Context,
@@ -88,6 +91,7 @@ def _show(rows: list[dict[str, object]], conflicts: list[str]) -> None:
                 if value not in (None, False)
             )
             table.append((*origin, f"{each['kind']} {each['name']}", schemes, capabilities))
-    print_table(("plugin", "distribution", "version", "declares", "schemes", "capabilities"), table)
+    heads = ("plugin", "distribution", "version", "declares", "schemes", "capabilities")
+    print_table(heads, table, drop=DROP)
     for conflict in conflicts:
         print(f"CONFLICT {conflict}")

@@ -25,6 +25,10 @@ from offload.streams.vouched import VouchedSource
 from offload.upkeep.check import CheckReport
 
 SNAPSHOTS_AT_ONCE = 8
+PREVIEW_DROP = (
+    "growth per day", "lag size", "source end", "tier end", "rules", "unused", "leader", "stored", "process",
+)  # fmt: skip
+"""The columns that go on a narrow terminal, the first one first."""
 NO_PRICES = "this store has no price here; [prices] of the configuration sets prices"
 NOTHING_SEEN = "no stream could be compared with the tier"
 PREVIEW_HEADS = (
@@ -149,7 +153,7 @@ def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None
         heads.append("leader")
         for row, each in zip(rows, found.streams, strict=True):
             row.append(_leader_text(found.leaders.get(each.stream)))
-    print_table(heads, rows)
+    print_table(heads, rows, drop=PREVIEW_DROP)
     print(_upkeep_text(config))
     print(cost_text(cost))
     for note in found.notes:

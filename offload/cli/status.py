@@ -154,7 +154,7 @@ def _answers(arguments: Sequence[str], config: RunConfig, seen: _Seen) -> list[A
 
 
 def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
-    from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
+    from offload.cli.run_check import PREVIEW_DROP, PREVIEW_HEADS, cost_text, preview_row
     from offload.service.costs import cost_of
 
     labels = labels_of(each.stream for each in seen.streams)
@@ -172,7 +172,7 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
         for row, each in zip(rows, seen.streams, strict=True):
             size_bytes, _ = seen.unused.of(each.stream)
             row.append("not known" if size_bytes is None else size_text(size_bytes))
-    print_table(heads, rows)
+    print_table(heads, rows, drop=PREVIEW_DROP)
     print(one_line(_summary(config, seen)))
     for each in seen.streams:
         if each.begins_part:

@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.arguments import EachObject, OnlyStream, Options, Tier
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.output import (
+    counted,
+    one_line,
+    print_error,
+    print_json,
+    print_note,
+    print_objects,
+    size_text,
+)
 from offload.cli.kit.quantities import parse_duration
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.kit.terminal import live_line
@@ -46,6 +54,7 @@ def sweep(
     grace: Grace = "1h",
     uploads: Uploads = "7d",
     dry_run: SweepDryRun = False,
+    verbose: EachObject = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
@@ -57,7 +66,7 @@ def sweep(
     grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
     uploads_seconds = parse_duration(uploads, option="--uploads-older-than")
     objects: list[Condemned] = []
-    tell = objects.append if json else _show_condemned
+    tell = objects.append if json else _show_condemned if verbose else lambda condemned: None
 
     async def main() -> SweepReport:
         async with state.tier(tier, option) as offloader:
@@ -76,7 +85,7 @@ def sweep(
     if json:
         _print_json(report, objects)
     else:
-        _show(report)
+        _show(report, verbose=verbose)
     return 1 if report.errors else 0
 
 
@@ -92,9 +101,8 @@ def _show_condemned(condemned: Condemned) -> None:
     print(f"{when}: {one_line(condemned.key)}, {size_text(condemned.size_bytes)}: {condemned.why}")
 
 
-def _show(report: SweepReport) -> None:
-    for key, reason in report.strangers.items():
-        print(f"left alone {one_line(key)}: {reason}")
+def _show(report: SweepReport, *, verbose: bool) -> None:
+    print_objects("left alone", report.strangers.items(), verbose=verbose)
     if report.strangers_count > len(report.strangers):
         more = counted(report.strangers_count - len(report.strangers), "more object")
         print(f"left alone {more} that {'is' if more == '1 more object' else 'are'} not of this format")

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
+from offload.cli.kit.arguments import EachObject, EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
+from offload.cli.kit.output import counted, print_json, print_note, print_objects, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -43,12 +43,13 @@ def verify(
     rate: ReadRate = None,
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
+    verbose: EachObject = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Verify the checksum, key and manifest entry of every object in TIER."""
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
-    report, bytes_per_second_max = _begun(level, encrypted_only=encrypted_only), _rate(rate)
+    report, read_rate = _begun(level, encrypted_only=encrypted_only), _rate(rate)
 
     async def main() -> None:
         async with state.opened_to_read(tier, option) as catalogue:
@@ -58,22 +59,29 @@ def verify(
                     stream=None if stream is None else await known_name(catalogue, stream),
                     level=level,
                     after=after,
-                    bytes_per_second_max=bytes_per_second_max,
+                    bytes_per_second_max=read_rate,
                     report=report,
                     progress=lambda seen: show(_seen(seen)),
                 )
 
     try:
         run_async(main)
-    except KeyboardInterrupt as stop:
-        _tell(state, report, json=json, to_the_end=False)
-        raise KeyboardInterrupt(so_far(report)) from stop
-    except OffloadError:
-        if report.judged_to is not None:
-            _tell(state, report, json=json, to_the_end=False)
-            print_note(so_far(report))
+    except (KeyboardInterrupt, OffloadError) as stop:
+        _tell_so_far(state, report, stop, json=json, verbose=verbose)
         raise
-    return _tell(state, report, json=json)
+    return _tell(state, report, json=json, verbose=verbose)
+
+
+def _tell_so_far(
+    state: CommandContext, report: VerifyReport, stop: BaseException, *, json: bool, verbose: bool
+) -> None:
+    """Report what was found before an error or Ctrl-C, whose text then says how to go on."""
+    if isinstance(stop, KeyboardInterrupt):
+        _tell(state, report, json=json, verbose=verbose, to_the_end=False)
+        raise KeyboardInterrupt(so_far(report)) from stop
+    if report.judged_to is not None:
+        _tell(state, report, json=json, verbose=verbose, to_the_end=False)
+        print_note(so_far(report))
 
 
 def so_far(report: VerifyReport) -> str:
@@ -99,21 +107,22 @@ def _rate(text: str | None) -> int | None:
     return bytes_per_second_max
 
 
-def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> int:
+def _tell(
+    state: CommandContext, report: VerifyReport, *, json: bool, verbose: bool, to_the_end: bool = True
+) -> int:
     """Report the result to plugins and to the user, and return the exit code."""
     for damage in report.damages:
         state.plugins.emit(DamageFound(damage=damage))
     if json:
         print_json(report.as_json(), indent=2)
     else:
-        _show(report, to_the_end=to_the_end)
+        _show(report, verbose=verbose, to_the_end=to_the_end)
     return exit_code(report)
 
 
-def _show(report: VerifyReport, *, to_the_end: bool) -> None:
+def _show(report: VerifyReport, *, verbose: bool, to_the_end: bool) -> None:
     show_findings(report)
-    for row in report.unreferenced:
-        print(f"unreferenced {one_line(row.key)}: {row.reason}")
+    print_objects("unreferenced", ((row.key, row.reason) for row in report.unreferenced), verbose=verbose)
     if report.not_compared:
         what = counted(report.not_compared, "object was", "objects were")
         print(f"{what} not compared: the store keeps no CRC-32C")

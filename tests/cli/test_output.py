@@ -10,11 +10,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Final
 
 import pytest
 from campaign import few
@@ -22,8 +19,8 @@ from command_line import PROGRAM, SOURCE, finish, offload, start, sync
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
+from terminals import TERMINAL, all_of, on_terminal
 
-from offload.cli.app import run
 from offload.cli.kit import bar
 from offload.cli.kit import progress as progress_module
 from offload.cli.kit.output import counted, one_line, print_json
@@ -43,27 +40,6 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TERMINAL: Final = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-
-
-def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """Run a command in this process, with a terminal for stdout and stderr. Return code and output."""
-    ours, theirs = pty.openpty()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ThreadPoolExecutor(1) as reader,
-        open(theirs, "w", encoding="utf-8") as terminal,
-    ):
-        patch.delenv("NO_COLOR", raising=False)
-        for name, value in {**TERMINAL, **(env or {})}.items():
-            patch.setenv(name, value)
-        shown = reader.submit(_all_of, ours)
-        with redirect_stdout(terminal), redirect_stderr(terminal):
-            code = run([str(argument) for argument in arguments])
-        terminal.close()  # ends what the reader reads
-        return code, shown.result(timeout=60)
-
-
 def on_terminal_of_a_process(*arguments: object) -> tuple[int, bytes]:
     """Run a command in a process of its own, with a terminal for stdin, too."""
     ours, theirs = pty.openpty()
@@ -73,23 +49,8 @@ def on_terminal_of_a_process(*arguments: object) -> tuple[int, bytes]:
         [*PROGRAM, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
-    shown = _all_of(ours)
+    shown = all_of(ours)
     return process.wait(timeout=60), shown
-
-
-def _all_of(ours: int) -> bytes:
-    """Return all that a terminal shows until its other end is closed, and close it."""
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # the error on Linux when the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    return shown
 
 
 def has_control_characters(raw: bytes) -> bool:

@@ -163,13 +163,15 @@ def test_a_dry_run_lists_objects_and_changes_nothing(tier: Path) -> None:
     [name] = garbage(tier, "filtered", 1)
     before = contents(tier)
 
-    later = offload("sweep", tier, "--dry-run")
-    now = offload("sweep", tier, "--dry-run", "--grace", "0")
+    later = offload("sweep", tier, "--dry-run", "-v")
+    now = offload("sweep", tier, "--dry-run", "--grace", "0", "--verbose")
+    counted = offload("sweep", tier, "--dry-run", "--grace", "0")
     document = offload("sweep", tier, "--dry-run", "--json").document
 
     assert later.lines[0] == f"in 60m: {name}, 15 B: its attempt was dropped"
     assert now.lines[0] == f"now: {name}, 15 B: its attempt was dropped"
     assert "  would delete 1 object, 15 B: its attempt was dropped" in now.lines
+    assert counted.lines == now.lines[1:]
     assert [row["object"] for row in document["objects"]] == [name]
     assert list(document["objects"][0]) == ["object", "bytes", "reason", "waits_seconds"]
     assert contents(tier) == before
@@ -181,7 +183,7 @@ def test_a_sweep_keeps_and_reports_foreign_objects(tier: Path) -> None:
         (tier / name).parent.mkdir(exist_ok=True)
         (tier / name).write_text("not yours")
 
-    ran = offload("sweep", tier, "--grace", "0")
+    ran = offload("sweep", tier, "--grace", "0", "-v")
 
     assert {*strangers} <= keys(tier)
     told = [line.split(": ")[0].removeprefix("left alone ") for line in ran.lines if "left alone" in line]

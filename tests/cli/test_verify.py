@@ -124,6 +124,19 @@ def test_verify_prints_a_line_per_damage_and_a_verdict(tier: Path) -> None:
     assert verdict.endswith("1 damaged")
 
 
+def test_verify_counts_the_objects_of_one_reason_and_names_them_if_asked(tier: Path) -> None:
+    strangers = [tier / f"note{number}" for number in range(3)]
+    for path in strangers:
+        path.write_text("hello")
+
+    *summary, verdict = offload("verify", tier).lines
+    *each, same_verdict = offload("verify", tier, "-v").lines
+
+    assert summary == ["unreferenced 3 objects: not an object of this format; no command touches it"]
+    assert [line.split(":")[0] for line in each] == [f"unreferenced {path.name}" for path in strangers]
+    assert verdict == same_verdict
+
+
 def test_verify_checks_one_stream_alone(tier: Path) -> None:
     flip(min(tier.glob("tiny/data/*")), 100)
 

@@ -35,7 +35,7 @@ def shown_by(*command: str) -> str:
 
 def commands_in(text: str) -> list[str]:
     """Return the commands that a help text lists."""
-    return re.findall(r"^  ([a-z][a-z-]*)  ", text.partition("Commands:\n")[2], re.MULTILINE)
+    return re.findall(r"^  ([a-z][a-z-]*)  ", text.partition("\nCommands")[2], re.MULTILINE)
 
 
 def options_in(text: str) -> set[str]:

@@ -98,7 +98,12 @@ SourceKeys = Annotated[
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Also show the identities and numbers of the commit protocol.")
+    bool,
+    typer.Option("--verbose", "-v", help="Also show the identities and numbers of the commit protocol."),
+]
+EachObject = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Name each object. Without it, objects of one kind are counted."),
 ]
 
 

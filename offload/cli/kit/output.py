@@ -93,6 +93,20 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def print_objects(what: str, rows: Iterable[tuple[str, str]], *, verbose: bool) -> None:
+    """Print objects, each with a reason: one line for each reason, or with `verbose` one for each object.
+
+    `what` is the first word of a line. An object that has a reason for itself is named.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in rows:
+        by_reason.setdefault(reason, []).append(key)
+    for reason, keys in by_reason.items():
+        shown = keys if verbose or len(keys) == 1 else [counted(len(keys), "object")]
+        for key in shown:
+            print(f"{what} {one_line(key)}: {one_line(reason)}")
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: "1 stream", "2 streams"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
@@ -120,12 +134,15 @@ def sizes_text(size_bytes: int, stored_bytes: int, codec: str = "") -> str:
     return f"{size_text(size_bytes)}, stored as {size_text(stored_bytes)} ({how})"
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table on a terminal; elsewhere the same rows, with tabs between the columns."""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, drop: Sequence[str] = ()) -> None:
+    """Print a table on a terminal; elsewhere the same rows, with tabs between the columns.
+
+    On a narrow terminal, the columns of `drop` may go, the first one first (`kit.columns`).
+    """
     if not sys.stdout.isatty():
         for row in (heads, *rows):
             sys.stdout.write("\t".join(one_line(str(cell)) for cell in row) + "\n")
         return
     from offload.cli.kit.terminal import show_table  # here: a program that reads the table needs no rich
 
-    show_table(heads, [[one_line(str(cell)) for cell in row] for row in rows])
+    show_table(heads, [[one_line(str(cell)) for cell in row] for row in rows], drop)

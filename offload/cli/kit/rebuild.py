@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, error_line, one_line, print_json, size_text
+from offload.cli.kit.output import counted, error_line, one_line, print_json, print_objects, size_text
 from offload.formats.keys import StreamKeys
 from offload.model.manifest import Manifest
 from offload.model.manifest import StreamState as ManifestState
@@ -76,7 +76,7 @@ def make_sure(*, dry_run: bool, yes: bool) -> None:
 def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool, verbose: bool = False) -> int:
     """Print the report, and return its exit code. `command` is the command line to run again.
 
-    With `verbose`, each history is shown with the epochs of its writers.
+    With `verbose`, each fragment that is left out is named, and each history has the epochs of its writers.
     """
     if json:
         print_json(report.as_json(), indent=2)
@@ -95,14 +95,17 @@ def _show(report: RebuildReport, command: str, *, dry_run: bool, verbose: bool) 
     if report.histories:
         _show_histories(report, command, verbose=verbose)
     elif report.incarnation is not None:
-        _show_plan(report, command, dry_run=dry_run)
+        _show_plan(report, dry_run=dry_run, verbose=verbose)
 
 
-def _show_plan(report: RebuildReport, command: str, *, dry_run: bool) -> None:
+def _show_plan(report: RebuildReport, *, dry_run: bool, verbose: bool) -> None:
     choice, stream = report.choice, one_line(report.stream)
     keys = StreamKeys(report.stream)
-    for each, reason in choice.left_out:
-        print(f"left out {one_line(keys.fragment(each.entry.first_offset, each.entry.attempt))}: {reason}")
+    left_out = [
+        (keys.fragment(found.entry.first_offset, found.entry.attempt), reason)
+        for found, reason in choice.left_out
+    ]
+    print_objects("left out", left_out, verbose=verbose)
     for uid, fragments in report.lost_keys.items():
         needed = f"{counted(fragments, 'fragment')} cannot be read without it"
         print(f"KEY LOST {uid}: {needed}; restore one of its copies below {one_line(keys.stream_keys)}")

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
+
+from offload.cli.kit.columns import GAP, fit
 
 __all__ = ["live_line"]
 
@@ -41,11 +43,16 @@ class _Stdout(Console):
         raise
 
 
-def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout. A cell that is too wide is folded."""
-    table = Table(box=None, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head == heads[0] else "right", overflow="fold")
-    for row in rows:
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[str]) -> None:
+    """Print a table on stdout. If it is too wide, it is fitted as `kit.columns` says."""
+    console = stdout()
+    fitted = fit(heads, rows, width=console.width, drop=drop)
+    table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
+    for number, (head, is_whole) in enumerate(zip(fitted.heads, fitted.is_whole, strict=True)):
+        justify: JustifyMethod = "right" if number and is_whole else "left"
+        table.add_column(Text(head), justify=justify, overflow="fold", no_wrap=is_whole)
+    for row in fitted.rows:
         table.add_row(*map(Text, row))
-    stdout().print(table)
+    console.print(table)
+    if fitted.not_shown:
+        print(f"not shown in {console.width} columns: {', '.join(fitted.not_shown)}")

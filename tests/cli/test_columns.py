@@ -1,0 +1,119 @@
+"""Tables on a terminal: they fit its width, by one rule, and break no number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import offload, sync
+from hypothesis import given
+from hypothesis import strategies as st
+from osiris_writer import simple_chunks, write_stream
+from rich.cells import cell_len
+from terminals import on_terminal
+
+from offload.cli.commands import BUILT_IN, GROUPS
+from offload.cli.kit.columns import NAME_WIDTH_MIN, fit, shortened
+
+ORDERS = ("__orders_1795918496456860468", "__orders_1795918496456861111")
+PAYMENTS = ("__payments.eu-central-1.settled_1795918496456860999", "eu_orders_1795918496456000001")
+"""Folders as RabbitMQ names them: virtual host, queue and number."""
+
+HEADS = ("stream", "messages", "first offset", "size", "newest")
+
+
+def rows(*names: str) -> list[list[str]]:
+    return [[name, "240000", "1795918496", "9.6 KiB", "2023-11-14T22:13:24.750Z"] for name in names]
+
+
+def test_a_table_that_fits_is_not_changed() -> None:
+    fitted = fit(HEADS, rows(*ORDERS), width=120, drop=("size",))
+
+    assert (fitted.heads, fitted.rows, fitted.not_shown) == ([*HEADS], rows(*ORDERS), [])
+
+
+def test_names_lose_their_middle_and_then_columns_go_in_the_given_order() -> None:
+    fitted = fit(HEADS, rows(*ORDERS, *PAYMENTS), width=66, drop=("size", "first offset", "newest"))
+
+    assert (fitted.heads, fitted.not_shown) == (["stream", "messages", "newest"], ["size", "first offset"])
+    names = [row[0] for row in fitted.rows]
+    assert all(name.endswith(whole[-12:]) for name, whole in zip(names, [*ORDERS, *PAYMENTS], strict=True))
+    assert [row[1:] for row in fitted.rows] == [["240000", "2023-11-14T22:13:24.750Z"]] * 4
+    assert names[0] == ORDERS[0]  # there was room left, and names got it back
+
+
+def test_text_may_fold_and_a_number_may_not() -> None:
+    fitted = fit(("name", "finding", "age"), [["a", "some words", "3 s"], ["b", "-", "not known"]], width=9)
+
+    assert fitted.is_whole == [True, False, True]
+
+
+@given(st.sets(st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1), min_size=1))
+def test_names_that_differ_look_different_when_they_are_shortened(names: set[str]) -> None:
+    found = shortened(sorted(names), NAME_WIDTH_MIN)
+
+    assert len({*found}) == len(names)
+    for short, name in zip(found, sorted(names), strict=True):
+        assert cell_len(short) <= max(NAME_WIDTH_MIN, cell_len(name))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the streams of a broker, and their tier."""
+    folder = tmp_path_factory.mktemp("columns")
+    for name in (*ORDERS, *PAYMENTS):
+        write_stream(folder / "source" / name, simple_chunks(2))
+    sync(folder / "source", folder / "tier")
+    return folder
+
+
+def lines_of(*arguments: object, columns: int = 80) -> list[str]:
+    """Return the lines that a command prints on a terminal of this width, without colour."""
+    env = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
+    code, shown = on_terminal(*arguments, env=env)
+    assert code == 0, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    return plain.replace("\r", "\n").splitlines()
+
+
+def shown_names(place: Path) -> list[str]:
+    """Return the names of the streams as output that is no terminal has them."""
+    return [line.split("\t")[0] for line in offload("ls", place / "tier").lines[1:]]
+
+
+def test_the_tables_of_ls_and_status_fit_80_columns_with_the_names_of_a_broker(place: Path) -> None:
+    source = f"rabbitmq://{place / 'source'}"
+    listed = lines_of("ls", place / "tier")
+    status = lines_of("status", source, place / "tier", "--unused")
+    table = status[: next(number for number, line in enumerate(status) if line.startswith("4 streams"))]
+
+    assert max(map(len, (*listed, *table))) <= 80
+    for lines in (listed, table):
+        for name in shown_names(place):
+            [row] = [line for line in lines if name[-12:] in line]
+            assert row.startswith(name[:5])
+    assert any(line.startswith("not shown in 80 columns: version, codecs") for line in listed)
+    newest = re.compile(r" \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\s*$")
+    assert len([line for line in listed if newest.search(line)]) == 4
+
+
+def test_output_that_is_no_terminal_is_whole(place: Path) -> None:
+    ran = offload("ls", place / "tier")
+
+    assert ran.lines[0].count("\t") == 10
+    assert {*ORDERS, PAYMENTS[0]} < {*shown_names(place)}
+
+
+def test_the_help_lists_commands_in_groups_and_cuts_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert [name for group in GROUPS.values() for name in group] == [*BUILT_IN]
+    for words in (("--help",), ("spark", "--help")):
+        text = offload(*words).text
+        assert "..." not in text.partition("\nCommands")[2]
+        assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"^(Commands.*):$", offload("--help").text, re.MULTILINE)[0::5] == [
+        "Commands that copy to a tier",
+        "Commands of plugins",
+    ]
