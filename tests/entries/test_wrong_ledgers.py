@@ -263,6 +263,27 @@ def test_a_ledger_that_is_lost_between_others_is_found(is_committed: bool, is_re
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("first_offset", [1, 9])
+def test_a_first_offset_above_that_of_the_tier_is_refused(first_offset: int) -> None:
+    """Whether it is within the tier or behind it: it was another one before."""
+    store = EntryStore()
+    store.begin(7, *SOUND)
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        await synced(store, tier)
+        store.first_offset = first_offset
+        store.begin(9, *WRONG)
+        store.restart()
+        report = await synced(store, tier)
+
+        assert isinstance(report.error, Misuse)
+        assert f"begins at offset 0 on the tier, and cannot begin at {first_offset}" in str(report.error)
+        assert await bodies(tier) == SOUND
+
+    asyncio.run(run())
+
+
 def test_a_newest_ledger_that_is_lost_before_it_was_copied_is_found() -> None:
     """What was in it is lost, and nothing is appended behind the hole."""
     store = EntryStore()

@@ -20,6 +20,7 @@ from offload.contracts.source import Snapshot
 from offload.errors import Corrupt, Denied, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
 from offload.model.manifest import Manifest
 from offload.store.faults import MUTATIONS, Fault, Rule
+from offload.streams.arrivals import Arrival, Arrivals, vouched_end
 from offload.streams.follow_rules import FollowState, Wait
 from offload.streams.follower import Follower
 from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
@@ -46,6 +47,25 @@ class TestASourceThatIsCut:
             await world.run(follower, 3)
 
             assert await world.committed() == 20
+
+        run(scenario)
+
+    def test_data_behind_a_cut_is_held_back_from_now_on_and_is_as_old_as_what_was_there(self) -> None:
+        """Some of it may have been there before the cut, and would be copied too late."""
+        arrivals = Arrivals()
+        arrivals.notice(10, since_seconds=0.0, seen_seconds=2.0)
+        arrivals.notice(5, since_seconds=2.0, seen_seconds=4.0)
+
+        assert arrivals.oldest == Arrival(since_seconds=0.0, seen_seconds=4.0, next_offset=5)
+
+    def test_nothing_behind_a_snapshot_is_believed_whatever_the_broker_has_committed(self) -> None:
+        async def scenario(world: World) -> None:
+            world.source.append()
+            world.source.committed_offset = 100
+            async with await world.source.snapshot() as snapshot:
+                source, arrivals = world.source, Arrivals()
+                end = await vouched_end(source, snapshot, arrivals, seen_seconds=0.0, hold_back_seconds=1.0)
+            assert end == snapshot.next_offset
 
         run(scenario)
 
