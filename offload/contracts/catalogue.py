@@ -165,8 +165,8 @@ class Catalogue(ABC):
         """Return the parts of a stream behind part `after`, in order. Part 1, the stream itself, is left out.
 
         Only parts whose record names `stream` count, not every stream whose name looks like that of a part.
-        Numbers may be left out. A part may have no data yet, or be deleted: `view` raises then as for any
-        stream. The default is for a catalogue whose streams have no parts.
+        A number is left out if another stream has its name. A part may have no data yet, or be deleted:
+        `view` raises then as for any stream. The default is for a catalogue whose streams have no parts.
         """
         return []
 

@@ -86,8 +86,9 @@ class Committer(ABC):
     async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
         """Record that the stream named `part.name` is this part of `part.first`. Its first claim follows.
 
-        From then on `Catalogue.parts` returns the part. `before` is the newest manifest of the part before;
-        None if the caller copies parts, and keeps their encryption itself.
+        From then on `Catalogue.parts` returns the part, if streams have the names of all numbers below: begin
+        the lowest one first. `before` is the newest manifest of the part before; None if the caller copies
+        parts, and keeps their encryption itself.
         The call may be repeated. Raises `Conflict` if another stream has the name, `Denied` if the stream is
         encrypted and the part would not be, and `Misuse` if the tier has no parts, as the default does.
         """

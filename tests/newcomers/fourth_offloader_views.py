@@ -188,7 +188,7 @@ async def _gap_of_parts(open_: Open) -> None:
 class PartsEndAtAGap(Tier):
     """Parts are looked up number by number until one is missing.
 
-    Breaks "Numbers may be left out". Costs a reader the parts behind a number whose name another stream has.
+    Breaks "A number is left out if another stream has its name". Costs a reader the parts behind it.
     """
 
     async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
