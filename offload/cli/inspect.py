@@ -7,6 +7,7 @@ JSON document always has all of it.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rich.tree import Tree
 
 from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
 from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
+from offload.cli.kit.columns import fit_tree
 from offload.cli.kit.gaps import gap_as_json, gaps_text
 from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
@@ -44,7 +46,7 @@ from offload.native.own import native_or_none
 from offload.streams.gaps import gaps_of
 
 WIDTH: Final = 100_000
-"""Wider than any line, so that rich cuts nothing. A terminal wraps long lines by itself."""
+"""Wider than any line, so that rich cuts nothing where no terminal is."""
 
 
 def inspect(
@@ -68,7 +70,9 @@ def inspect(
     else:
         shown = _joined_tree(stream, seen, verbose=verbose)
         _add_gaps(shown, shlex.join(["offload", "gaps", tier, stream]), seen.gaps)
-        Console(width=WIDTH, highlight=False, emoji=False).print(shown)
+        width = Console().width if sys.stdout.isatty() else WIDTH
+        fit_tree(shown, width)
+        Console(width=width, highlight=False, emoji=False).print(shown)
     for error in seen.errors:
         print_error(error)
     return 1 if seen.errors else 0

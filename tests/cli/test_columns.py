@@ -98,6 +98,18 @@ def test_the_tables_of_ls_and_status_fit_80_columns_with_the_names_of_a_broker(p
     assert len([line for line in listed if newest.search(line)]) == 4
 
 
+def test_the_lines_of_inspect_break_between_facts_at_80_columns(place: Path) -> None:
+    lines = lines_of("inspect", place / "tier", ORDERS[0])
+
+    assert max(map(len, lines)) <= 80
+    assert any("messages in offsets [0, 6), " in line for line in lines)
+    assert any(re.search(r"\S+Z to \S+Z$", line.rstrip()) for line in lines)
+    assert any(re.search(r"ledger 0, attempt [0-9a-f-]{36}$", line.rstrip()) for line in lines)
+    piped = offload("inspect", place / "tier", ORDERS[0]).lines
+    assert " ".join("".join(lines).split()).count("attempt ") == " ".join(piped).count("attempt ")
+    assert len(piped) < len(lines)
+
+
 def test_output_that_is_no_terminal_is_whole(place: Path) -> None:
     ran = offload("ls", place / "tier")
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from command_line import Ran, offload, sync
@@ -366,3 +367,23 @@ def test_a_source_of_which_no_stream_is_followed_is_not_called_safe() -> None:
     _, behind, _, loss, _ = (each.text for each in asked.answers())
 
     assert (behind, loss) == ("there is no stream to compare", "1 stream with `follow = false`")
+
+
+def test_the_stored_and_the_unused_bytes_are_those_of_all_parts(tmp_path: Path) -> None:
+    chunks = list(simple_chunks(5))
+    write_stream(tmp_path / "orders", chunks[:1])
+    sync(tmp_path / "orders", tmp_path / "tier")
+    for file in (tmp_path / "orders").iterdir():
+        file.unlink()
+    write_stream(tmp_path / "orders", chunks[2:4])
+    sync(tmp_path / "orders", tmp_path / "tier", "--new-part")
+    sizes = {path.parent.parent.name: path.stat().st_size for path in tmp_path.rglob("*.fragment")}
+    unused = tmp_path / "tier" / "orders-part-2" / "data" / f"{9:020}.{uuid4()}.fragment"
+    unused.write_bytes(b"never committed")
+
+    ran = offload("status", source_url(tmp_path / "orders"), tmp_path / "tier", "--json", "--unused")
+
+    (row,) = ran.document["streams"]
+    assert {*sizes} == {"orders", "orders-part-2"}
+    assert row["stored_bytes"] == sum(sizes.values())
+    assert row["unused_bytes"] == len(b"never committed")

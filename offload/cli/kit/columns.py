@@ -1,4 +1,6 @@
-"""Fitting a table into the width of a terminal, by one rule for all tables.
+"""Fitting tables and trees into the width of a terminal, each by one rule.
+
+A table:
 
     1. the heads break at their spaces
     2. a long name in the first column loses its middle: its end tells it from others
@@ -7,6 +9,8 @@
 
 Each step is taken only if the table is still too wide after the one before. Then the names get back what room
 is left.
+
+A line of a tree breaks between two facts: at two spaces, and then at a comma outside of brackets.
 
 Invariants: a number, a size or a time is never broken and never shortened. Two names that differ are shown
 differently. Output that is no terminal, and `--json`, are not fitted.
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
+from rich.tree import Tree
 
 GAP: Final = 2
 """The spaces between two columns."""
@@ -28,6 +33,12 @@ NAME_WIDTH_MIN: Final = 24
 """A name is not shortened below this width."""
 
 CUT: Final = ".."
+GUIDE_WIDTH: Final = 4
+"""The width of the lines that a tree draws before a label, for each level."""
+
+COMMA: Final = re.compile(r"(?<=,) (?![^\[(]*\))")
+"""The space behind a comma that is in no brackets, and in no range of offsets."""
+
 NUMBER: Final = re.compile(r"[\d.,:+TZ-]*%?( ([KMGT]iB|B|s|ms))?|not known|-|yes|no")
 
 
@@ -91,6 +102,26 @@ def _cut(name: str, width: int) -> str:
     while cell_len(tail) > width - len(CUT) - begin:
         tail = tail[1:]
     return f"{name[:begin]}{CUT}{tail}"
+
+
+def fit_tree(tree: Tree, width: int) -> None:
+    """Break the labels of a tree that are wider than this."""
+    if isinstance(tree.label, str) and cell_len(tree.label) > width:
+        lines = _filled(tree.label.split("  "), "  ", width)
+        tree.label = "\n  ".join(
+            line for each in lines for line in _filled(COMMA.split(each), " ", width - GAP)
+        )
+    for child in tree.children:
+        fit_tree(child, width - GUIDE_WIDTH)
+
+
+def _filled(pieces: Sequence[str], between: str, width: int) -> list[str]:
+    """Join pieces to lines of at most this width, if no piece is wider."""
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        longer = f"{lines[-1]}{between}{piece}"
+        lines[-1:] = [longer] if cell_len(longer) <= width else [lines[-1], piece]
+    return lines
 
 
 def _width(heads: Sequence[str], columns: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
