@@ -10,7 +10,7 @@ import typer
 from offload.cli.kit.arguments import Options, Stream, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.commit.guest import TrimmedTotals
@@ -76,6 +76,9 @@ def trim(
             return await trim_parts(offloader, named, retention, dry_run=dry_run)
 
     reports = run_async(main)
+    for report in reports:
+        if report.note is not None:
+            print_note(report.note)
     if json:
         print_json(as_json(stream, reports, dry_run=dry_run))
     else:

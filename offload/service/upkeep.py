@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from offload.service.rounds import VerifyRounds
 from offload.upkeep.clock import ClockGuard
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.parts import trim_parts
+from offload.upkeep.retention import TrimReport
 from offload.upkeep.sweep.tier import sweep
 
 __all__ = ["Upkeep"]
@@ -99,6 +100,8 @@ class Upkeep:
     """The verify, if there is one."""
     _jobs: list[_Job] = field(init=False)
     _clock: ClockGuard = field(init=False)
+    _noted: set[str] = field(default_factory=set)
+    """The notes about timestamps in the future that are in the log."""
 
     def __post_init__(self) -> None:
         self._clock = ClockGuard(self.env)
@@ -200,10 +203,18 @@ class Upkeep:
             except OffloadError as error:
                 tally.add(0, 0, error)
             else:
+                self._note_ahead(reports)
                 dropped = [report.dropped for report in reports]
                 tally.add(
                     sum(each.fragments for each in dropped), sum(each.stored_size_bytes for each in dropped)
                 )
+
+    def _note_ahead(self, reports: Sequence[TrimReport]) -> None:
+        """Report timestamps in the future, each of them once: the data may stay for long."""
+        for report in reports:
+            if report.note is not None and report.note not in self._noted:
+                self._noted.add(report.note)
+                _log.warning("%s", report.note)
 
     async def _compact(self, tally: JobTally) -> None:
         for stream in self.led():

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.offloader import LedgerOffloader
@@ -36,7 +37,7 @@ from offload.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart, part_like
 from offload.streams.writer import StreamWriter
-from offload.upkeep.retention import Retention, TrimReport, delete_stream, plan_trim, trim
+from offload.upkeep.retention import Retention, TrimReport, delete_stream, first_ahead, plan_trim, trim
 
 __all__ = [
     "copy_empty_first",
@@ -178,7 +179,10 @@ async def trim_parts(
         # A cut is where a fragment begins. Data that came since the plan is behind it.
         before = Retention(before_offset=cut)
         name = manifest.stream
-        reports.append(await trim(offloader, name, before, dry_run=dry_run, seen=manifest, env=env))
+        is_by_age = retention.age_seconds_max is not None
+        ahead = await first_ahead(offloader.tree(manifest), now_ms) if is_by_age else None
+        report = await trim(offloader, name, before, dry_run=dry_run, seen=manifest, env=env)
+        reports.append(replace(report, ahead=ahead))
     return reports
 
 
@@ -200,6 +204,7 @@ async def _cuts(
                 Retention(**{name: here}),
                 now_ms=now_ms,
                 keeps_last=row >= newest,
+                behind_ms=await _first_ms(offloader, manifests[row + 1 :], now_ms),
             )
             cut = manifest.first_offset if change is None else change.first_offset
             cuts[row] = max(cuts[row], cut)
@@ -207,6 +212,15 @@ async def _cuts(
             if cut < manifest.next_offset or (name == "before_offset" and limit <= manifest.next_offset):
                 break
     return cuts
+
+
+async def _first_ms(offloader: LedgerOffloader, later: Sequence[Manifest], now_ms: int) -> int | None:
+    """Return the first timestamp of these parts. None if they have no data, or if it is in the future."""
+    for manifest in later:
+        first = await offloader.tree(manifest).find(manifest.first_offset)
+        if first is not None:
+            return None if first.last_timestamp_ms > now_ms else first.last_timestamp_ms
+    return None
 
 
 async def delete_parts(

@@ -14,6 +14,8 @@ Invariants:
 - A trim removes a prefix of whole fragments.
 - Only live fragments are taken off the totals. So a trim that is repeated, or that follows another one within
   a group, takes nothing off twice.
+- A timestamp in the future is no age. Data with one goes by age only if something behind it is old, because
+  it was written before that.
 - The last fragment is removed only if the caller named an offset at or beyond the stream's end.
 """
 
@@ -32,12 +34,16 @@ from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
 from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import Absent, Conflict, Misuse, StreamDeleted, TryAgain
-from offload.model.entry import NO_ENTRIES, TOTALS, Entries, exact_sum, joined_entries
+from offload.model.entry import NO_ENTRIES, TOTALS, Entries, Entry, exact_sum, joined_entries
 from offload.model.manifest import Manifest
+from offload.model.position import iso_of
 from offload.model.tree import Tree
 
 __all__ = ["Retention", "TrimReport", "delete_stream", "plan_trim", "trim"]
 
+
+AHEAD_MS_MAX: Final = 3_600_000
+"""How far a timestamp may be in the future before a report names it: clocks differ a little."""
 
 TRIM_TRIALS_MAX: Final = 8
 """How often a trim is planned, if another trim or a compaction commits in between."""
@@ -78,10 +84,25 @@ class TrimReport:
     manifest: Manifest
     """The manifest after the trim. In a dry run it is not committed."""
 
+    ahead: Entry | None = None
+    """The first fragment that had a timestamp more than an hour in the future. None if none had, or if the
+    age is not limited."""
+
     @property
     def since(self) -> int:
         """The first offset of the stream before the trim."""
         return self.manifest.first_offset if self.trim is None else self.trim.since
+
+    @property
+    def note(self) -> str | None:
+        """A line for people about timestamps in the future. None if there are none."""
+        if self.ahead is None:
+            return None
+        return (
+            f"stream {self.manifest.stream!r}: the fragment at offset {self.ahead.first_offset} has a "
+            f"timestamp in the future, {iso_of(self.ahead.last_timestamp_ms)}: a clock was wrong when it was "
+            "written. By age, such data goes with the data behind it"
+        )
 
     @property
     def dropped(self) -> TrimmedTotals:
@@ -113,7 +134,9 @@ async def trim(
     incarnation = manifest.incarnation
     for attempt in range(TRIM_TRIALS_MAX):
         try:
-            change = await plan_trim(offloader.tree(manifest), retention, now_ms=now_ms)
+            tree = offloader.tree(manifest)
+            change = await plan_trim(tree, retention, now_ms=now_ms)
+            ahead = None if retention.age_seconds_max is None else await first_ahead(tree, now_ms)
             if change is None or dry_run:
                 kept = manifest if change is None else change.apply(manifest)
             else:
@@ -130,7 +153,7 @@ async def trim(
                 again = f"stream {stream!r} was deleted and begun again"
                 raise StreamDeleted(again, epoch=manifest.epoch) from error
         else:
-            return TrimReport(trim=change, manifest=kept)
+            return TrimReport(trim=change, manifest=kept, ahead=ahead)
     raise TryAgain(f"stream {stream!r}: it changes faster than a trim can be planned; run again")
 
 
@@ -159,17 +182,42 @@ async def load_unless_deleted(offloader: LedgerOffloader, stream: str) -> Manife
         return None
 
 
-async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int, keeps_last: bool = True) -> Trim | None:
+async def first_ahead(tree: Tree, now_ms: int) -> Entry | None:
+    """Return the first fragment with a timestamp more than an hour in the future. Mostly loads nothing."""
+    least_ms = now_ms + AHEAD_MS_MAX
+    return await tree.first_since(least_ms) if _is_ahead(tree.manifest.entries, least_ms).any() else None
+
+
+async def plan_trim(
+    tree: Tree,
+    retention: Retention,
+    *,
+    now_ms: int,
+    keeps_last: bool = True,
+    behind_ms: int | None = None,
+) -> Trim | None:
     """Return the trim that `retention` asks for on the stream of this tree; None if nothing goes.
 
-    If not `keeps_last`, age and size may remove the last fragment too: a later part has newer data.
+    If not `keeps_last`, age and size may remove the last fragment too: a later part has newer data. Its first
+    fragment has the timestamp `behind_ms`, if that is given.
+
+    A fragment with a timestamp in the future says nothing about its age: the clock of a producer or of the
+    broker was wrong. But it was written before what follows it. So it goes with the next fragment whose
+    timestamp is not in the future.
+
     Fetches at most three groups: of each level the one in which the cut may lie. If such a group turns out to
     go whole, it fetches up to three more, to learn how the next one begins. With an age beside another limit,
     up to three more tell how old the rest is of a group that was trimmed in part.
     """
     manifest = tree.manifest
     search = _Search(tree)
-    await search.go_over(manifest.entries, _rules_of(retention, manifest, now_ms, keeps_last=keeps_last))
+    rules = _rules_of(retention, manifest, now_ms, keeps_last=keeps_last)
+    if retention.age_seconds_max is not None and _is_ahead(manifest.entries, now_ms).any():
+        aged = await _age_cut(
+            tree, _oldest_ms(retention.age_seconds_max, now_ms), now_ms, behind_ms=behind_ms
+        )
+        rules.append(_but_the_last(_before(aged), manifest) if keeps_last else _before(aged))
+    await search.go_over(manifest.entries, rules)
     kept = joined_entries(*search.kept) if search.kept else NO_ENTRIES
     first_offset = int(kept["first_offset"][0]) if len(kept) else manifest.next_offset
     if first_offset <= manifest.first_offset:  # nothing goes: a commit would only cost a version
@@ -233,9 +281,54 @@ def _rules_of(retention: Retention, manifest: Manifest, now_ms: int, *, keeps_la
     if retention.size_bytes_max is not None:
         bounds.append(_larger_than(retention.size_bytes_max))
     if retention.age_seconds_max is not None:
-        oldest_ms = now_ms - int(retention.age_seconds_max * 1000)
-        bounds.append(_older_than(max(oldest_ms, -(2**63))))  # an i64 in the rows
+        bounds.append(_older_than(_oldest_ms(retention.age_seconds_max, now_ms)))
     return rules + [_but_the_last(rule, manifest) if keeps_last else rule for rule in bounds]
+
+
+def _oldest_ms(age_seconds: float, now_ms: int) -> int:
+    """Return the timestamp below which a fragment is too old."""
+    return max(now_ms - int(age_seconds * 1000), -(2**63))  # an i64 in the rows
+
+
+def _is_ahead(entries: Entries, now_ms: int) -> npt.NDArray[np.bool_]:
+    """Return which entries have a timestamp in the future; for a group, which may have."""
+    ahead: npt.NDArray[np.bool_] = entries["last_timestamp_ms"] > now_ms
+    return ahead
+
+
+async def _age_cut(tree: Tree, oldest_ms: int, now_ms: int, *, behind_ms: int | None) -> int:
+    """Return the first offset that stays by age, where some fragments have timestamps in the future."""
+    manifest, search = tree.manifest, _Search(tree)
+    old = _older_than(oldest_ms)
+    old_or_ahead = _Rule(
+        # A group with a greatest timestamp in the future may have young fragments too.
+        whole=lambda level: (
+            old.whole(level) | (_is_ahead(level.entries, now_ms) & (level.entries["kind"] == 0))
+        ),
+        partly=lambda level: old.partly(level) | _is_ahead(level.entries, now_ms),
+    )
+    await search.go_over(manifest.entries, [old_or_ahead])
+    young = int(search.kept[0]["first_offset"][0]) if search.kept else manifest.next_offset
+    # What is in the future at the end of that is not known to be old, unless something old follows.
+    if young == manifest.next_offset and behind_ms is not None and behind_ms < oldest_ms:
+        return young
+    return await _end_of_known(tree, manifest.entries, young, now_ms)
+
+
+async def _end_of_known(tree: Tree, entries: Entries, before: int, now_ms: int) -> int:
+    """Return the end of the last live fragment below `before` with no timestamp in the future. 0 for none."""
+    first_offset = np.uint64(tree.manifest.first_offset)
+    ends = entries["first_offset"] + entries["records"]
+    rows = np.flatnonzero((entries["first_offset"] < np.uint64(before)) & (ends > first_offset))
+    for row in reversed(rows.tolist()):
+        one = entries[row : row + 1]
+        if not _is_ahead(one, now_ms)[0] and int(ends[row]) <= before:
+            return int(ends[row])
+        if one["kind"][0]:
+            found = await _end_of_known(tree, await tree.load(tree.manifest, one), before, now_ms)
+            if found:
+                return found
+    return 0
 
 
 def _before(offset: int) -> _Rule:

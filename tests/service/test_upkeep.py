@@ -57,10 +57,10 @@ class World:
             emit=self.events.append,
         )
 
-    async def grow(self, fragments: int) -> None:
+    async def grow(self, fragments: int, *, timestamp_ms: int = 1) -> None:
         """Copy so many fragments, each by its own commit of the kept writer."""
         for _ in range(fragments):
-            self.stream.append()
+            self.stream.append(timestamp_ms=timestamp_ms)
             for _ in range(4):
                 self.now += 0.5
                 await self.follower.step()
@@ -124,6 +124,45 @@ def test_a_job_works_on_all_parts_of_a_stream_that_this_process_leads(job: str) 
         assert left == ([(90, 0), (108, 1)] if job == "retention" else [(0, 2), (100, 2)])
 
     asyncio.run(scenario())
+
+
+def test_timestamps_in_the_future_keep_no_older_data_and_are_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One is at the end of a part: the part behind it says that it is old."""
+
+    async def scenario() -> None:
+        world, part = World(retention="1h"), StreamPart("orders", 2)
+        await world.grow(2)
+        await world.grow(1, timestamp_ms=2 * 10**12)
+        await world.tier.begin_part(part, before=None)
+        writer = await StreamWriter.claim(world.tier, part.name, first_offset=100)
+
+        async def append(offset: int, timestamp_ms: int) -> None:
+            chunk = build_chunk([b"x"], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
+            await writer.offload([MemoryHandle([chunk], ledger_id=100)])
+
+        for offset, timestamp_ms, left in ((100, 10**12, (20, 1)), (101, 1, (20, 1))):
+            await append(offset, timestamp_ms)
+            await retain(world)
+            first = await world.tier.load_manifest("orders")
+            assert (first.first_offset, first.fragments) == left
+        world.wall_ms += 2 * 86_400_000
+        world.now += 2 * 86_400
+        await append(102, world.wall_ms)
+        await retain(world)
+
+        found = [await world.tier.load_manifest(name) for name in ("orders", part.name)]
+        assert [(each.first_offset, each.fragments) for each in found] == [(30, 0), (102, 1)]
+
+    async def retain(world: World) -> None:
+        assert (await world.run_once()).error is None
+        world.now += 3600
+        world.wall_ms += 3_600_000
+
+    asyncio.run(scenario())
+    [line] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert line.startswith("stream 'orders': the fragment at offset 20 has a timestamp in the future, 2033-")
 
 
 def test_a_verify_reports_damage_and_a_sweep_finds_nothing_to_delete() -> None:

@@ -156,9 +156,13 @@ def goes(live: Sequence[Entry], retention: Retention) -> int:
         gone = max(gone, by_size)
     if retention.age_seconds_max is not None:
         by_age, oldest_ms = 0, NOW_MS - int(retention.age_seconds_max * 1000)
-        while by_age < len(live) - 1 and live[by_age].last_timestamp_ms < oldest_ms:
-            by_age += 1
-        gone = max(gone, by_age)
+        for number, entry in enumerate(live, 1):
+            is_ahead = entry.last_timestamp_ms > NOW_MS
+            if not is_ahead and entry.last_timestamp_ms >= oldest_ms:
+                break
+            # What is in the future goes if something old follows it.
+            by_age = by_age if is_ahead else number
+        gone = max(gone, min(by_age, len(live) - 1))
     return gone
 
 
@@ -206,7 +210,7 @@ fragments = st.builds(
     Fragment,
     records=st.integers(1, 5),
     size_bytes=st.sampled_from([10, 10, 10, 25, 1000]),
-    age_seconds=st.integers(0, 9),
+    age_seconds=st.integers(0, 9) | st.just(-1),
     begins_ledger=st.booleans(),
 )
 retentions = st.builds(
@@ -248,7 +252,7 @@ def test_any_trims_leave_the_same_as_a_flat_list(
                 await stream.append(step)
                 continue
             manifest = await stream.offloader.load_manifest(STREAM)
-            before = totals(stream.live)
+            before, entries_before = totals(stream.live), stream.live
             fetched = await fetched_by_a_plan(stream, manifest, step)
             event(f"groups fetched: {fetched}")
             report = await stream.trim(step)
@@ -257,7 +261,8 @@ def test_any_trims_leave_the_same_as_a_flat_list(
             counted = {total: getattr(report.dropped, total) for total in after}
             assert counted == {total: before[total] - after[total] for total in after}
             by_age, by_size = step.age_seconds_max is not None, step.size_bytes_max is not None
-            assert fetched <= (3, 6, 9)[by_age + by_size]
+            is_ahead = any(entry.last_timestamp_ms > NOW_MS for entry in entries_before)
+            assert is_ahead or fetched <= (3, 6, 9)[by_age + by_size]
 
     on(stream, grown, then)
 
@@ -349,6 +354,41 @@ class TestWhatGoes:
             assert stream.first_offset == 50
 
         on(stream, [Fragment(age_seconds=age) for age in (40, 1, 40, 40, 40, 40, 40, 40, 1)], then)
+
+    @pytest.mark.parametrize(
+        ("ages", "gone"),
+        [
+            ((50, -9999, 40, 3), 3),  # the clock was wrong for a moment
+            ((50, -9999, 5, 3), 1),  # it may be as young as what follows it
+            ((50, -9999, -9999), 1),  # nothing says yet how old they are
+            ((-9999, -9999, -9999), 0),
+            ((-9999, 40, -9999, 40, 40, -9999, 40, 40, 1), 8),
+        ],
+    )
+    def test_data_with_a_timestamp_in_the_future_goes_with_the_old_data_behind_it(
+        self, ages: tuple[int, ...], gone: int
+    ) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            report = await stream.trim(Retention(age_seconds_max=10))
+
+            assert report.dropped.fragments == gone
+            assert report.note is not None
+            first = 10 * ages.index(-9999)
+            assert (
+                f"the fragment at offset {first} has a timestamp in the future, 1970-01-01T03:" in report.note
+            )
+
+        on(stream, [Fragment(age_seconds=age) for age in ages], then)
+
+    def test_a_clock_that_is_a_little_ahead_is_not_worth_a_note(self) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            assert (await stream.trim(Retention(age_seconds_max=10))).note is None
+
+        on(stream, [Fragment(age_seconds=age) for age in (50, -3600, 40, 3)], then)
 
     def test_a_dead_fragment_does_not_keep_its_group_by_its_age(self) -> None:
         """The youngest fragment of the first group was trimmed by its offset. The live ones are old."""
