@@ -102,17 +102,17 @@ class KeyClauses(StoreClauses):
         there = sorted({*special, *beside}, key=str.encode)
 
         async def write(key: str) -> None:
-            for way in ways_of(store)[::-1]:  # a put at the end
+            # What lands under another key is listed there. So the last way alone is read: a put.
+            for way in ways_of(store)[::-1] if key in special else ("put",):
                 # RGW appends the upload's id to the key, and S3's limit of a file name holds for the two.
                 if way != "upload" or len(key.encode()) < LONG_PART:
                     with naming(f"{key!r} by {way}"):
                         await store_by(way, store, key, f"{way}/{key}".encode())
-                        assert await store.get(key) == f"{way}/{key}".encode()
-                        assert await store.stored_crc32c(key) in {None, crc32c(f"{way}/{key}".encode())}
 
         async def make_sure(key: str) -> None:
             with naming(f"a read of {key!r}"):
                 assert await store.get(key) == f"put/{key}".encode()
+                assert await store.stored_crc32c(key) in {None, crc32c(f"put/{key}".encode())}
                 assert (
                     await store.metadata_of(key) in (None, {}) or store.capabilities.metadata_size_bytes_max
                 )
