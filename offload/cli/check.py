@@ -168,7 +168,9 @@ def _advice(state: CommandContext, url: str) -> list[str]:
 
 
 def _show_summary(summary: dict[str, bool], advice: list[str], *, read_only: bool) -> None:
-    words = {True: "yes", False: "not tried" if read_only else "NO"}
+    # Without a store that can be read, nothing else was tried. That shows nothing.
+    is_tried = not read_only and summary["read"]
+    words = {True: "yes", False: "NO" if is_tried else "not tried"}
     print(
         f"reading: {'yes' if summary['read'] else 'NO'}; writing: {words[summary['write']]}; "
         f"committing: {words[summary['commit']]}"

@@ -54,7 +54,10 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     with ExitStack() as cleanup:
         found = run_async(lambda: _found(state, config, cleanup, json=json))
     can = summary_of(found.stores)
-    found.problems += [f"the store cannot {what}" for what, works in can.items() if not works]
+    # Without a store that can be read, nothing else was tried, which shows nothing.
+    says = "the store cannot {}" if can["read"] else "nobody could try whether the store can {}"
+    found.problems += ["the store cannot read"] * (not can["read"])
+    found.problems += [says.format(each) for each in ("write", "commit") if not can[each]]
     if held := found.stores[0].foreign_object:
         taken = f"{found.stores[0].url} is no tier and not empty: it holds {held!r}"
         found.problems.append(f"the tier: {taken}; name an empty place")

@@ -59,8 +59,8 @@ class Health:
     def notes(self) -> list[str]:
         """Return lines that ask for nothing: the process may still be ready.
 
-        One for each kind of error that is tried again, from the first failed try on, and one for each stream
-        that a person has paused.
+        One for each kind of error that is tried again, from the first failed try on, one for each stream
+        that a person has paused, and one if nobody has looked at some streams yet.
         """
         held = [status for status in self.statuses() if status.waits is Wait.RESUME]
         found: dict[type, list[FollowStatus]] = {}
@@ -68,7 +68,14 @@ class Health:
             if status.waits is Wait.RETRY:
                 found.setdefault(type(status.error), []).append(status)
         retried = [_retried(each) for each in found.values()]
-        return self._shown([*retried, *map(_held, held)])
+        return self._shown([*retried, *map(_held, held), *self._unseen()])
+
+    def _unseen(self) -> Iterator[str]:
+        """Yield a line about what is not known yet. That nothing is late may be for this reason alone."""
+        unseen = [each for each in self.statuses() if each.lag_records is None and each.waits is Wait.NOTHING]
+        if unseen:
+            more = f" (and {len(unseen) - 1} more)" if unseen[1:] else ""
+            yield f"stream {unseen[0].stream!r}{more}: its lag is not known, because nobody has looked yet"
 
     def labels(self) -> dict[str, str]:
         """Return the name by which each stream is shown."""

@@ -292,7 +292,11 @@ class TestASilentStore:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
         monkeypatch.setattr("offload.store.retry.SILENT_SECONDS", 0.1)
         with answering(None) as port:
-            options = (f"endpoint_url=http://127.0.0.1:{port}", "patience_seconds=1")
+            options = (
+                f"endpoint_url=http://127.0.0.1:{port}",
+                "patience_seconds=1",
+                "read_timeout_seconds=1",
+            )
             yield ["s3://bucket/tier", *(word for option in options for word in ("-o", option))]
 
     def test_every_answer_is_not_known_and_the_first_line_comes_while_it_waits(self, tier: list[str]) -> None:
@@ -312,6 +316,15 @@ class TestASilentStore:
         assert "is behind" not in said
         assert "at least" not in said
         assert f"the unused objects are not known: {silence}" in ran.stderr
+
+    def test_a_check_calls_what_was_not_tried_no_failure(self, tier: list[str]) -> None:
+        ran, run = offload("check", *tier), offload("run", "--check", source_url(DATA / "tiny"), *tier)
+
+        assert (ran.code, run.code) == (1, 1)
+        assert "reading: NO; writing: not tried; committing: not tried" in ran.lines
+        assert "PROBLEM: the store cannot read" in run.lines
+        assert "PROBLEM: nobody could try whether the store can write" in run.lines
+        assert "cost: not known, because " in run.text
 
     def test_json_has_null_and_a_reason_for_what_is_not_known(self, tier: list[str]) -> None:
         ran = offload("status", source_url(DATA / "tiny"), *tier, "--unused", "--json")

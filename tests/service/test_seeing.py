@@ -37,6 +37,7 @@ from offload.streams.writer import StreamWriter
 STANDBY = {"state": FollowState.STANDBY, "waits": Wait.LEADER, "waits_since_ms": 9000}
 BEHIND = STANDBY | {"committed_offset": 11, "lag_seconds": 0.0, "waited_seconds": 15.5}
 """A standby whose source ends before the tier."""
+UNSEEN = {"source_next_offset": None, "lag_records": None, "lag_seconds": None, "waits": Wait.NOTHING}
 RETRIED = {"waits": Wait.RETRY, "waits_since_ms": 9000, "error": TryAgain("no answer")}
 
 
@@ -145,6 +146,7 @@ class TestRoutes:
             (STANDBY | {"lag_seconds": 15.5}, 503, "Z for the leading process"),
             (BEHIND, 503, "its source ends at offset 10, but the tier holds it up to 11"),
             (BEHIND | {"waited_seconds": 2.5}, 200, "stands by for 1"),
+            (UNSEEN, 200, ": its lag is not known, because nobody has looked yet"),
         ],
         ids=[
             *(
@@ -156,7 +158,7 @@ class TestRoutes:
                 "retried and late",
                 "paused",
             ),
-            *("standby", "standby, and nobody commits", "behind", "behind for a moment"),
+            *("standby", "standby, and nobody commits", "behind", "behind for a moment", "unseen"),
         ],
     )
     def test_a_process_is_ready_unless_a_stream_is_late_or_paused(
