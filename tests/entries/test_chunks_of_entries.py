@@ -160,6 +160,14 @@ def test_a_ledger_that_grows_is_not_measured_again() -> None:
     assert asyncio.run(tables()) == [(50, 50)]
 
 
+def test_the_time_of_a_chunk_that_was_measured_in_pieces_is_that_of_its_newest_entry() -> None:
+    cuts = Cuts(0)
+    for timestamp_ms in (5, 9, 7):
+        cuts.add(np.array([1, 1], np.uint64), timestamp_ms)
+
+    assert cuts.table(0)["timestamp_ms"].tolist() == [9]
+
+
 def test_an_older_snapshot_has_its_own_entries_although_a_newer_one_was_measured() -> None:
     """Two snapshots that are taken at once share what was measured."""
     store = EntryStore()

@@ -15,7 +15,7 @@ from key_world import Service, World, run
 from rivals import Act, Process, at_every_moment, nothing
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.errors import Conflict, NotOffloaded, OffloadError, StreamDeleted
+from offload.errors import Conflict, Denied, NotOffloaded, OffloadError, StreamDeleted
 from offload.model.part import StreamPart
 from offload.streams.follow_rules import FollowRules
 from offload.streams.follower import Follower
@@ -226,6 +226,21 @@ class TestTheEnd:
             assert live.writer == writers[0].writer
 
         run(scenario)
+
+
+def test_a_process_without_a_key_service_begins_no_part_of_an_encrypted_stream() -> None:
+    """The first fragment of the part would be plain."""
+
+    async def scenario(_: World) -> None:
+        world = await made()
+        before = await world.tier().load_manifest("orders-part-2")
+
+        with pytest.raises(Denied):
+            await ObjectStoreOffloader(world.store).begin_part(StreamPart("orders", 3), before=before)
+
+        assert [part.number for part in await world.tier().parts("orders")] == [2]
+
+    run(scenario)
 
 
 def test_a_stream_that_is_begun_again_keeps_the_parts_of_its_new_life() -> None:

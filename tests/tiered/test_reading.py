@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -379,6 +380,24 @@ class TestDamage:
             assert await read_all(world) == [*range(25)]
             assert isinstance(world.error, Corrupt)
             assert len(world.damage) == 1
+
+        run(scenario)
+
+    def test_a_follower_ends_with_the_damage_at_which_its_source_ends(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would wait for ever for what the source cannot show."""
+        damage, whole = Corrupt("segment", "here", expected="a header", found="none"), Disk.snapshot
+
+        async def ends_at_damage(disk: Disk, since: Manifest | None = None) -> Snapshot:
+            return replace(await whole(disk, since), damage=damage)
+
+        async def scenario(world: World) -> None:
+            await filled(world)
+            monkeypatch.setattr(Disk, "snapshot", ends_at_damage)
+            await world.open()
+            await world.read(1000)
+            assert (world.place, world.error) == (30, damage)
 
         run(scenario)
 
