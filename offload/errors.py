@@ -261,8 +261,8 @@ class Absent(Corrupt):
         """Pass `tier` only if it is known to be damage. The text then ends with the command to repair it."""
         super().__init__("object", where, expected="present", found="absent", stream=stream)
         if tier is not None and stream is not None:
-            command = rebuild_command(tier, stream)
-            self.args = (f"{self.args[0]}. Restore it from a copy of the tier, or run: {command}",)
+            repair, rebuild = repair_command(tier, stream), rebuild_command(tier, stream)
+            self.args = (f"{self.args[0]}. If it is a fragment, run: {repair}. Otherwise, run: {rebuild}",)
 
     def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
         """Return this error: it already names its object, and its stream if that is known."""
@@ -339,6 +339,12 @@ def rebuild_command(*arguments: str) -> str:
     # A stream may be named like an option, for example `-x`.
     ends_options = ["--"] if any(each.startswith("-") for each in arguments) else []
     return shlex.join(("offload", "rebuild", *ends_options, *arguments))
+
+
+def repair_command(tier: str, stream: str) -> str:
+    """Return the shell command that repairs a stream. PLACE is for the operator to fill in."""
+    ends_options = ["--"] if stream.startswith("-") else []
+    return shlex.join(("offload", "repair", "--from", "PLACE", *ends_options, tier, stream))
 
 
 def _remade(kind: type[OffloadError], args: tuple[Any, ...]) -> OffloadError:

@@ -14,6 +14,7 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.errors import OffloadError, StreamDeleted
 from offload.model.gaps import StreamGap, lost_records
+from offload.model.own_names import labels_of
 from offload.streams.gaps import gaps_of
 from offload.streams.joined import grouped
 
@@ -43,7 +44,8 @@ def gaps(
             print_json(gap_as_json(gap))
     elif found:
         heads = ("stream", "part", "from offset", "to offset", "lost records")
-        print_table(heads, [_row(gap) for gap in found])
+        labels = labels_of(gap.stream for gap in found)
+        print_table(heads, [(labels[gap.stream], *_numbers(gap)) for gap in found])
         print(gaps_text(found))
     else:
         print("no gap")
@@ -67,5 +69,5 @@ async def _all_gaps(catalogue: Catalogue) -> tuple[list[StreamGap], list[Offload
     return found, errors
 
 
-def _row(gap: StreamGap) -> tuple[object, ...]:
-    return gap.stream, gap.part, gap.from_offset, gap.to_offset, records_text(gap)
+def _numbers(gap: StreamGap) -> tuple[object, ...]:
+    return gap.part, gap.from_offset, gap.to_offset, records_text(gap)

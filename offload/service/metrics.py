@@ -223,17 +223,19 @@ class _Losses(Collector):
             labels=["stream"],
         )
         found: dict[str, tuple[int, int]] = {}
+        statuses, tails = self._statuses(), self._lost_tails()
+        shown = labels_of([*(each.stream for each in statuses), *tails])
 
         def add(stream: str, missing: int, records: int) -> None:
-            name = label_of(stream)
+            name = label_of(shown[stream])
             name = name if name in found or len(found) < self._streams_max else OTHERS
             before = found.get(name, (0, 0))
             found[name] = before[0] + missing, before[1] + records
 
-        for each in self._statuses():
+        for each in statuses:
             if each.gaps is not None and each.lost_records is not None:
                 add(each.stream, each.gaps, each.lost_records)
-        for stream, records in self._lost_tails().items():
+        for stream, records in tails.items():
             add(stream, 1, records)
         for name, (missing, records) in found.items():
             gaps.add_metric([name], missing)

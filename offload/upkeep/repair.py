@@ -57,7 +57,7 @@ from offload.errors import (
 )
 from offload.formats.chunk_check import check_source
 from offload.formats.fragment import FragmentTail
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import StreamKeys, escape
 from offload.model.attempt import Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
@@ -69,9 +69,9 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
 from offload.streams.history import check_chunk
 from offload.streams.job import Job
-from offload.streams.joined import live_parts
 from offload.upkeep.copy.runs import snapshot_of
 from offload.upkeep.copy.transfer import read_back
+from offload.upkeep.parts import part_named
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
 
@@ -176,19 +176,38 @@ async def repair_stream(
     `Misuse` if the tier keeps no objects of our layout.
     """
     tier = native(offloader, to="repair")
-    parts = [StreamPart(stream), *await offloader.parts(stream)]
-    for number, _ in await live_parts(offloader, stream, parts):
-        [part] = [each for each in parts if each.number == number]
-        repairing = await _Repair.begin(tier, part, records, dry_run=dry_run)
-        try:
-            found = await verify(offloader, stream=part.name, level=level, progress=progress)
-            # From the end: a fragment that is repaired proves the one before it.
-            for damage in reversed(found.damages):
-                yield await repairing.repaired(damage)
-        finally:
-            # After Ctrl-C too: while an attempt runs, no sweep deletes its copy.
+    found = await verify(offloader, stream=stream, level=level, progress=progress)
+    named = await part_named(offloader, stream) or StreamPart(stream)
+    parts = {escape(part.name): part for part in (named, *await offloader.parts(stream))}
+    repairs: dict[str, _Repair] = {}
+    try:
+        # From the end: a fragment that is repaired proves the one before it.
+        for damage in reversed(found.damages):
+            done = RepairedFragment(stream=stream, key=damage.where, damage=damage)
+            folder = damage.where.partition("/")[0]
+            try:
+                if (part := parts.get(folder)) is None:
+                    raise _no_fragment(tier, damage.where, stream)
+                if folder not in repairs:
+                    repairs[folder] = await _Repair.begin(tier, part, records, dry_run=dry_run)
+                done = await repairs[folder].repaired(replace(done, stream=part.name))
+            except StoreDenied:
+                raise
+            except OffloadError as error:
+                done = replace(done, error=error)
+            yield done
+    finally:
+        # After Ctrl-C too: while an attempt runs, no sweep deletes its copy.
+        for each in repairs.values():
             with suppress(OffloadError):
-                await repairing.end()
+                await each.end()
+
+
+def _no_fragment(tier: ObjectStoreOffloader, key: str, stream: str) -> NotOffloaded:
+    return NotOffloaded(
+        f"{key} is no fragment that the manifest names, so no records can replace it: "
+        f"see: offload help lost-roots, or run: offload rebuild {tier.url} {stream} --dry-run"
+    )
 
 
 def repair_identity(manifest: Manifest) -> UUID:
@@ -274,11 +293,10 @@ class _Repair:
         if not self.dry_run:
             await self.job.abort()
 
-    async def repaired(self, damage: Corrupt) -> RepairedFragment:
+    async def repaired(self, done: RepairedFragment) -> RepairedFragment:
         """Repair one object. Raises nothing but `StoreDenied`."""
-        done = RepairedFragment(stream=self.part.name, key=damage.where, damage=damage)
         try:
-            entry = await self._entry(damage.where)
+            entry = await self._entry(done.key)
             done = replace(done, first_offset=entry.first_offset, next_offset=entry.next_offset)
             # One offset more on each side: the chunks there are compared if the index is gone.
             around = range(max(entry.first_offset - 1, 0), entry.next_offset + 1)
@@ -286,7 +304,7 @@ class _Repair:
                 fetched = await fetch(snapshot, entry)
                 done = replace(done, compared=await self._compare(snapshot, fetched, entry))
             if entry.encrypted and not await self.tier.encrypts(self.job.manifest):
-                raise Denied(f"{damage.where} is encrypted, and its copy would not be: add --keys")
+                raise Denied(f"{done.key} is encrypted, and its copy would not be: add --keys")
             if not self.dry_run:
                 receipt = await self._upload(fetched, entry)
                 await self._replace(entry, receipt)
@@ -304,11 +322,7 @@ class _Repair:
         view = self.tier.view_of(await self.job.refresh())
         entry = None if parsed is None else await view.find(parsed[0])
         if entry is None or parsed != (entry.first_offset, entry.attempt):
-            raise NotOffloaded(
-                f"{key} is no fragment that the manifest names, so no records can replace it: "
-                f"see: offload help lost-roots, or run: "
-                f"offload rebuild {self.tier.url} {self.part.name} --dry-run"
-            )
+            raise _no_fragment(self.tier, key, self.part.name)
         return entry
 
     async def _compare(self, snapshot: Snapshot, fetched: _Fetched, entry: Entry) -> Compared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -400,3 +401,22 @@ def test_the_stored_and_the_unused_bytes_are_those_of_all_parts(tmp_path: Path) 
     assert {*sizes} == {"orders", "orders-part-2"}
     assert row["stored_bytes"] == sum(sizes.values())
     assert row["unused_bytes"] == len(b"never committed")
+
+
+def test_a_gap_on_the_tier_is_shown_with_the_command_that_lists_it(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "filtered", tmp_path / "filtered")
+    source, tier = source_url(tmp_path / "filtered"), tmp_path / "tier"
+    later = sorted((tmp_path / "filtered").glob("*.segment"))[1:]
+    for path in later:
+        path.rename(tmp_path / path.name)
+    assert offload("sync", source, tier).code == 0
+    for path in later[1:]:
+        (tmp_path / path.name).rename(path)
+    min((tmp_path / "filtered").glob("*.segment")).unlink()
+    assert offload("sync", source, tier, "--new-part").code == 0
+
+    ran, document = offload("status", source, tier), offload("status", source, tier, "--json").document
+
+    assert f"filtered: 1 gap, 6250 records lost: offload gaps {tier} filtered" in ran.lines
+    [stream] = document["streams"]
+    assert (stream["gaps"], stream["lost_records"]) == (1, 6250)

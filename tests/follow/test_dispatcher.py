@@ -156,6 +156,8 @@ def test_records_of_a_deleted_stream_that_were_never_copied_are_counted(
         assert following.lost_tails == {"seen": 10}
         metrics = ServiceMetrics(lambda: following.statuses, lost_tails=lambda: following.lost_tails)
         assert b'offload_lost_records_total{stream="seen"} 10.0' in metrics.text()
+        named = ServiceMetrics(list, lost_tails=lambda: {"__orders_1795954158560201918": 3})
+        assert b'offload_lost_records_total{stream="orders"} 3.0' in named.text(), "as the other metrics"
 
         source.held = held
 

@@ -6,7 +6,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from campaign import campaign
@@ -19,7 +21,7 @@ from offload import Dispatcher, FollowRules, Session, StreamReader, TierOptions
 from offload.contracts.broker import BrokerView
 from offload.errors import Denied, NotOffloaded
 from offload.session import as_offloader
-from offload.streams.follow_rules import FollowState
+from offload.streams.follow_rules import FollowState, FollowStatus, Wait
 from offload.streams.vouched import VouchedSource
 
 pytestmark = campaign("an imitation of the broker's port has the same claims")
@@ -111,6 +113,58 @@ def test_a_chunk_beyond_the_end_is_not_vouched_for_until_it_is_there(broker: Bro
             await publish(broker, ("waits",), 1)
             async with asyncio.timeout(60):
                 assert (await beyond).first_offset == end
+
+    asyncio.run(scenario())
+
+
+def test_the_records_that_a_real_retention_deletes_are_the_number_of_the_metric(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Nobody copies while the broker deletes old segments. Then the stream goes on in a new part."""
+    small = {"max-length-bytes": "4000000", "stream-max-segment-size-bytes": "1000000"}
+
+    async def send(numbers: range) -> str:
+        login: dict[str, Any] = {"port": broker.stream_port, "username": "guest", "password": "guest"}
+        async with Producer("127.0.0.1", **login) as producer:
+            await producer.create_stream("short", exists_ok=True, arguments=small)
+            for begin in numbers[::100]:
+                await producer.send_batch("short", [b"%06d" % (begin + n) + bytes(1000) for n in range(100)])
+        return folder_of(broker, "short")
+
+    async def copied(session: Session, stream: str, end: int) -> FollowStatus:
+        rules = replace(RULES, new_part=True)
+        plan = as_offloader(session.tier(str(tmp_path / "tier"), options=TierOptions())), rules
+        dispatcher = Dispatcher(
+            source=session.source(f"rabbitmq://{broker.streams}"),
+            plan_of=lambda name: plan if name == stream else None,
+            env=session.env,
+        )
+        stopping = asyncio.Event()
+        running = asyncio.create_task(dispatcher.run(stopping))
+        done = [(end, Wait.NOTHING)]
+        async with asyncio.timeout(60):
+            while [(each.committed_offset, each.waits) for each in dispatcher.statuses] != done:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        [status] = dispatcher.statuses
+        stopping.set()
+        await running
+        return status
+
+    async def scenario() -> None:
+        async with Session() as session:
+            stream = await send(range(3000))
+            assert (await copied(session, stream, 3000)).lost_records == 0
+            await send(range(3000, 20_000))
+            segments = broker.streams / stream
+            async with asyncio.timeout(60):
+                while min(int(each.stem) for each in segments.glob("*.segment")) <= 3000:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            status = await copied(session, stream, 20_000)
+
+            reader = await StreamReader.open(as_offloader(session.tier(str(tmp_path / "tier"))), stream)
+            messages = [body async for batch in reader.messages(0) for body in batch.bodies]
+            assert status.lost_records == 20_000 - len(messages) > 0
+            assert (await copied(session, stream, 20_000)).lost_records == status.lost_records
 
     asyncio.run(scenario())
 

@@ -346,12 +346,18 @@ def test_a_part_is_repaired_by_its_own_records() -> None:
         world.flip(key, 80)
         source = GrowingStream(first_offset=200, next_offset=210, ledgers=[[chunk]])
 
-        found = await world.repaired(of_source(GrowingSource([source])))
+        damaged, elsewhere = dict(world.objects), of_source(GrowingSource([source]))
+
+        found = await world.repaired(elsewhere)
 
         assert [(each.stream, each.error is None) for each in found] == [
-            ("orders", False),
             ("orders-part-2", True),
+            ("orders", False),
         ]
+        world.objects.clear()
+        world.objects.update(damaged)
+        alone = [each async for each in repair_stream(world.tier(), "orders-part-2", elsewhere)]
+        assert [(each.stream, each.error) for each in alone] == [("orders-part-2", None)]
 
     run(scenario)
 
