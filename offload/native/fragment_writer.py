@@ -93,6 +93,11 @@ class FragmentWriter:
         return int(self.rows["offset"][0])
 
     @property
+    def chunk_size_bytes_max(self) -> int:
+        """The size of the largest chunk, which is in memory whole."""
+        return int(self.rows["size_bytes"].max())
+
+    @property
     def _has_blocks(self) -> bool:
         return bool(self.compression.codec) or self.key is not None
 

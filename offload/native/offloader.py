@@ -87,6 +87,7 @@ from offload.native.stream_names import (
     stream_under,
     was_deleted,
 )
+from offload.native.upload_turns import UploadTurns
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
 from offload.store.probe import make_sure_of_create
@@ -167,7 +168,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._options: Final = options or TierOptions()
         self._emit = emit
         self._witness = witness
-        self._uploads = asyncio.Semaphore(self._options.uploads_max)
+        self._uploads = UploadTurns(self._options.uploads_max)
         self._coding = asyncio.Semaphore(self._options.coding_threads_max)
         # One at a time: two threads would pass the interpreter's lock to and fro at each chunk.
         self._checking = asyncio.Semaphore(1)
@@ -568,7 +569,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         # The semaphore limits uploads over all ledgers that are offloaded at once, `at_once` those of this
         # one.
         async def upload(writer: FragmentWriter) -> None:
-            async with self._uploads:
+            async with self._uploads.turn(keys.stream, writer.chunk_size_bytes_max):
                 key, body = keys.fragment(writer.first_offset, writer.attempt.uid), writer.body()
                 if body.is_bound and not self.store.capabilities.unsized_put:
                     async with spooled(body) as body:

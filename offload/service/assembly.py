@@ -9,7 +9,9 @@ Memory. `memory` is shared out like this:
     turns   = min(4, uploads)                 streams that are copied at once
     each offloader uploads up to uploads / min(turns, number of offloaders) fragments at once
 
-The 128 MiB are the program itself, and what it keeps of each stream. Very large chunks come on top.
+The 128 MiB are the program itself, and what it keeps of each stream. A fragment with a chunk above 32 MiB
+takes the memory of several uploads, or of all (`native.upload_turns`). If that is too little, the log says so
+before it is read.
 """
 
 from __future__ import annotations
