@@ -228,6 +228,25 @@ class TestTheEnd:
         run(scenario)
 
 
+def test_a_deletion_is_done_although_the_stream_is_begun_again_right_behind_it() -> None:
+    async def scenario(_: World) -> None:
+        world = await made()
+        process, writers = Process(world), list[StreamWriter]()
+
+        async def begin(operation: str, key: str) -> None:
+            # Behind the tombstone of the first part.
+            if operation == "create" and key.startswith("orders/metadata/root.") and not writers:
+                writers.append(await StreamWriter.claim(world.tier(world.ring(OWN)), "orders"))
+
+        process.store.after = begin
+        await deleted(process)
+
+        [live] = await live_manifests(world.tier(), "orders")
+        assert live.writer == writers[0].writer
+
+    run(scenario)
+
+
 def test_a_process_without_a_key_service_begins_no_part_of_an_encrypted_stream() -> None:
     """The first fragment of the part would be plain."""
 
