@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from offload.cli.kit.advising import Advice, shown_pairs
 from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.log_lines import log_event, log_events
@@ -144,7 +145,7 @@ def run(
     pairs = {"options": option, "source_options": source_option}
     state: CommandContext = context.obj
     config = configuration_of(source, tier, keys, values, pairs)
-    state.with_keys(config.keys)
+    state.with_keys(config.keys).advice = advice_of(config, source, tier, is_running=not check)
     if check:
         from offload.cli.run_check import check_run
 
@@ -195,7 +196,8 @@ def _followed(
     from offload.service.seeing import Seeing, listener_of
 
     listener = listener_of(config.address)
-    seeing = Seeing(listeners=[log_event, lambda event: state.session.emit(event)])
+    log = partial(log_event, advise=state.advice.of)
+    seeing = Seeing(listeners=[log, lambda event: state.session.emit(event)], advice=state.advice)
 
     async def main() -> None:
         try:
@@ -242,6 +244,26 @@ async def _served(
             [dispatcher], upkeep, state.session, listener, os.environ, config.tier, door=door, notes=notes
         )
         await serve(dispatcher, upkeep.run, *beside)
+
+
+def advice_of(config: RunConfig, source: str, tier: str | None, *, is_running: bool) -> Advice:
+    """Return what to advise about the streams of a configuration. SOURCE and TIER are as they were given."""
+    options = shown_pairs("-o", [f"{name}={value}" for name, value in config.options.items()])
+    pairs = [f"{name}={value}" for name, value in config.source_options.items()]
+    source_options = shown_pairs("--source-option", pairs)
+    arguments = [source] if tier is None else [source, tier, *options, *source_options]
+    return Advice(
+        source=config.source,
+        tier=config.tier,
+        options=options,
+        source_options=source_options,
+        keys=config.keys,
+        encrypt_of=lambda stream: config.of(stream).encrypt,
+        check=["offload", "run", "--check", *arguments],
+        status=["offload", "status", *arguments],
+        config=source if tier is None else None,
+        is_running=is_running,
+    )
 
 
 def configuration_of(

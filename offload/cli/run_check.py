@@ -61,7 +61,9 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     if held := found.stores[0].foreign_object:
         taken = f"{found.stores[0].url} is no tier and not empty: it holds {held!r}"
         found.problems.append(f"the tier: {taken}; name an empty place")
-    found.problems += [each.problem for each in found.streams if each.error]
+    found.problems += [
+        each.problem + state.advice.of(each.stream, each.error) for each in found.streams if each.error
+    ]
     found.notes += [
         f"stream {each.stream!r}: the source does not continue it, so it goes on in a new part"
         for each in found.streams
@@ -86,11 +88,11 @@ async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *
     try:
         found.keys = await try_keys(state.session, config)
     except OffloadError as error:
-        found.problems.append(f"the key service: {error}")
+        found.problems.append(f"the key service: {error}; see: offload help key-services")
     try:
         streams = await opened.source.streams()
     except OffloadError as error:
-        found.problems.append(f"the source: {error}")
+        found.problems.append(f"the source: {error}; see: offload help run#run-it")
         return found
     names = [stream.name for stream in streams]
     notes, problems = unmatched(config, names)
@@ -136,7 +138,7 @@ async def _ask_broker(found: _Findings, asked: VouchedSource, streams: list[Sour
             found.leaders[stream.name] = await asked.broker.leader(stream.broker_name)
         except OffloadError as error:
             if asked.broker.error is not None:
-                found.problems.append(f"the broker: {error}")
+                found.problems.append(f"the broker: {error}; see: offload help run#ask-the-broker")
                 return
             found.notes.append(f"stream {stream.name!r}: the broker does not say who leads: {error}")
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from offload.cli.kit.advising import Advice
 from offload.cli.kit.arguments import Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.gaps import gaps_text
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_table, size_text
 from offload.cli.kit.state import CommandContext, run_async
-from offload.cli.run import ConfigOrSource, OnTier, configuration_of
+from offload.cli.run import ConfigOrSource, OnTier, advice_of, configuration_of
 from offload.errors import Misuse, NotOffloaded, OffloadError
 from offload.model.own_names import labels_of, with_own_names
 
@@ -80,10 +81,10 @@ def status(
     seen = run_async(lambda: _seen(state, config, with_unused=unused))
     answers = _answers([source] if tier is None else [source, tier], config, seen)
     (_print_json if json else _show)(config, seen, answers)
-    return _errors(seen)
+    return _errors(seen, advice_of(config, source, tier, is_running=False))
 
 
-def _errors(seen: _Seen) -> int:
+def _errors(seen: _Seen, advice: Advice) -> int:
     """Print each error once, and return the exit code: 1 if anything is not known."""
     of_errors: dict[str, list[StreamPreview]] = {}
     for each in seen.streams:
@@ -91,7 +92,8 @@ def _errors(seen: _Seen) -> int:
             of_errors.setdefault(str(each.error), []).append(each)
     for same in of_errors.values():
         more = f" (and {counted(len(same) - 1, 'more stream')})" if same[1:] else ""
-        print_error(OffloadError(f"{with_own_names(same[0].problem)}{more}"))
+        said = advice.of(same[0].stream, same[0].error)
+        print_error(OffloadError(f"{with_own_names(same[0].problem)}{more}"), advice=said)
     unused = "" if seen.unused is None else seen.unused.why()
     if unused:
         print_error(OffloadError(f"the unused objects are not known: {unused}"))

@@ -6,10 +6,12 @@ import shlex
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Annotated
 
 import typer
 
+from offload.cli.kit.advising import Advice, shown_pairs
 from offload.cli.kit.arguments import (
     Compress,
     Encrypt,
@@ -36,7 +38,6 @@ from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.streams.sync import StreamReport
 from offload.streams.sync import sync as sync_all
-from offload.urls import names_secret
 
 SourceUrl = Annotated[
     str,
@@ -97,7 +98,7 @@ def sync(
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
     reports = list[StreamReport]()
     command = ["offload", "sync", source, tier, *_shown(option or [], compress, keys, encrypt)]
-    command += _shown_pairs("--source-option", source_option or []) + ["--new-part"] * new_part
+    command += shown_pairs("--source-option", source_option or []) + ["--new-part"] * new_part
 
     async def main() -> None:
         with progress(json=json) as show:
@@ -150,16 +151,7 @@ def _shown(
     """Return the options as arguments to print, without values that may be secret: the line may be logged."""
     named = {"--compress": compress, "--keys": keys, "--encrypt": encrypt}
     given = [word for name, value in named.items() if value is not None for word in (name, value)]
-    return given + _shown_pairs("-o", options)
-
-
-def _shown_pairs(flag: str, options: list[str]) -> list[str]:
-    pairs = [option.partition("=") for option in options]
-    return [
-        word
-        for name, _, value in pairs
-        for word in (flag, f"{name}={'...' if names_secret(name) else value}")
-    ]
+    return given + shown_pairs("-o", options)
 
 
 def _metadata() -> dict[str, str]:
@@ -213,13 +205,24 @@ def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
 
 
 def _advice(report: StreamReport, command: list[str]) -> str:
-    """Return the command to run if the source does not continue the stream. It was given already: nothing."""
+    """Return what to run, and what to read. A command that was given already is not shown again."""
     if not report.can_go_on or "--new-part" in command:
-        return ""
+        if report.error is None or report.can_go_on or "offload rebuild" in str(report.error):
+            return ""  # or the error names the command itself
+        source, tier, *words = command[2:]
+        options = _of_tier(words)
+        advice = Advice(source=source, tier=tier, options=options, check=["offload", "check", tier, *options])
+        return advice.of(report.part.name, report.error)
     going_on = shlex.join([*command, "--stream", report.part.first, "--new-part"])
     # The old stream, or the target of another restore, would be archived a second time.
     check = "; first check that SOURCE is the restored stream that it continues" if report.part.behind else ""
     return f"{check}; to keep what is there and go on in a new part: {going_on}"
+
+
+def _of_tier(words: list[str]) -> list[str]:
+    """Return those of the options that other commands of the tier take too."""
+    pairs = pairwise(words)
+    return [word for flag, value in pairs if flag == "-o" for word in (flag, value)]
 
 
 class _Listener:

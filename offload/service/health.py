@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from offload.errors import OffloadError
 from offload.model.own_names import labels_of, own_name, with_own_names
 from offload.model.position import iso_of
 from offload.service.upkeep import Upkeep
@@ -17,7 +18,7 @@ from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowState, FollowStatus, Wait
 from offload.streams.vouched import VouchedSource
 
-__all__ = ["Health"]
+__all__ = ["NO_ADVICE", "Advises", "Health"]
 
 WAITS: Final = {
     Wait.MORE: "for more records",
@@ -30,12 +31,35 @@ WAITS: Final = {
 """What the oldest record waits for, in words. An error says it itself."""
 
 
+class Advises(Protocol):
+    """Knows what to run, and what to read, after an error. The texts are ends of lines, or empty."""
+
+    def of(self, stream: str, error: OffloadError | None) -> str:
+        """Return it for a stream: after an error, or without one because it is late."""
+
+    def of_source(self) -> str:
+        """Return it for a source whose streams cannot be listed."""
+
+
+class _Silent:
+    def of(self, stream: str, error: OffloadError | None) -> str:
+        return ""
+
+    def of_source(self) -> str:
+        return ""
+
+
+NO_ADVICE: Final[Advises] = _Silent()
+"""Advises nothing, for a process that nobody started by a command line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The health of a process, from its own memory."""
 
     dispatchers: list[Dispatcher]
     upkeep: Upkeep | None = None
+    advice: Advises = NO_ADVICE
 
     @property
     def asked(self) -> list[VouchedSource]:
@@ -53,7 +77,10 @@ class Health:
 
     def problems(self) -> list[str]:
         """Return a line for each reason to call the process not ready. Names cannot break a line."""
-        found = [*self.lost_sources(), *(line for status in self.statuses() for line in _problem(status))]
+        found = [
+            *self.lost_sources(),
+            *(line + self._next(status) for status in self.statuses() for line in _problem(status)),
+        ]
         return self._shown(found)
 
     def notes(self) -> list[str]:
@@ -67,7 +94,7 @@ class Health:
         for status in self.statuses():
             if status.waits is Wait.RETRY:
                 found.setdefault(type(status.error), []).append(status)
-        retried = [_retried(each) for each in found.values()]
+        retried = [_retried(each) + self._next(each[0]) for each in found.values()]
         return self._shown([*retried, *map(_held, held), *self._unseen()])
 
     def _unseen(self) -> Iterator[str]:
@@ -76,6 +103,9 @@ class Health:
         if unseen:
             more = f" (and {len(unseen) - 1} more)" if unseen[1:] else ""
             yield f"stream {unseen[0].stream!r}{more}: its lag is not known, because nobody has looked yet"
+
+    def _next(self, status: FollowStatus) -> str:
+        return self.advice.of(status.stream, status.error)
 
     def labels(self) -> dict[str, str]:
         """Return the name by which each stream is shown."""
@@ -103,18 +133,20 @@ class Health:
             "summary": self.summary(),
             "problems": problems,
             "notes": self.notes(),
-            "streams": [
-                status_as_json(status) | {"name": labels[status.stream]} for status in self.statuses()
-            ],
+            "streams": [self._row(status, labels) for status in self.statuses()],
             "lost_tails": self.lost_tails(),
             "brokers": [broker_as_json(each) for each in self.asked],
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
         }
 
+    def _row(self, status: FollowStatus, labels: dict[str, str]) -> dict[str, Any]:
+        said = "" if status.error is None else self._next(status).removeprefix("; ")
+        return status_as_json(status) | {"name": labels[status.stream], "next": said or None}
+
     def lost_sources(self) -> list[str]:
         """Return a line for each source whose streams cannot be listed."""
         lost = [(each.source.url, each.error) for each in self.dispatchers if each.error is not None]
-        return [f"source {url}: {error}" for url, error in lost]
+        return [f"source {url}: {error}{self.advice.of_source()}" for url, error in lost]
 
 
 def status_as_json(status: FollowStatus) -> dict[str, Any]:

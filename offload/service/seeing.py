@@ -21,7 +21,7 @@ from offload.service.commanding import Commanding, PauseNotes
 from offload.service.config import RunConfig
 from offload.service.disk import DiskWatch
 from offload.service.door import Door, default_name, open_door, runtime_folder
-from offload.service.health import Health
+from offload.service.health import NO_ADVICE, Advises, Health
 from offload.service.listening import OFF, address_of, listen
 from offload.service.notify import notifier_of
 from offload.service.process import Companion
@@ -93,6 +93,7 @@ class Seeing:
     """Passes the events of a process on, also to its metrics if the process listens."""
 
     listeners: list[Callable[[Event], None]]
+    advice: Advises = NO_ADVICE
 
     def emit(self, event: Event) -> None:
         """Pass the event to every listener."""
@@ -115,7 +116,7 @@ class Seeing:
 
         `tier` is a URL: the disk of a folder is measured.
         """
-        health = Health(dispatchers=dispatchers, upkeep=upkeep)
+        health = Health(dispatchers=dispatchers, upkeep=upkeep, advice=self.advice)
         notifier = notifier_of(environ, health, session.env)
         told: list[Companion] = [] if notifier is None else [notifier.run]
         self.listeners.append(notes.emit)

@@ -106,6 +106,7 @@ class TestRoutes:
         assert json.loads(status[1])["streams"][0] == {
             "stream": "orders",
             "name": "orders",
+            "next": None,
             "state": "leading",
             "late": False,
             "lag_records": 6,

@@ -14,12 +14,13 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
 from offload.contracts.events import Event
+from offload.errors import OffloadError
 from offload.model.own_names import own_name, with_own_names
 
 LEVELS: Final = {
@@ -39,6 +40,15 @@ PARTS: Final = {
     "entry": ("first_offset", "next_offset", "stored_size_bytes"),
 }
 """The attributes that are shown in place of a large value."""
+
+Advise = Callable[[str, OffloadError | None], str]
+"""Returns the end of a line about a stream and its error: what to run, and what to read."""
+
+
+def no_advice(stream: str, error: OffloadError | None) -> str:
+    """Return nothing."""
+    return ""
+
 
 _log: Final = logging.getLogger("offload.run")
 
@@ -78,14 +88,18 @@ def log_events(level: str, *, is_json: bool) -> None:
     logging.getLogger("offload.session").setLevel(logging.INFO)  # at level debug it logs events as well
 
 
-def log_event(event: Event) -> None:
-    """Write an event to the log."""
+def log_event(event: Event, *, advise: Advise = no_advice) -> None:
+    """Write an event to the log. If it has an error about a stream, the line ends with what to do."""
     name = type(event).__name__
+    fields = _fields(event) | _next(event, advise)
     otherwise = logging.INFO if getattr(event, "error", None) is None else logging.WARNING
     _log.log(
         LEVELS.get(name, otherwise),
         name,
-        extra={"event": re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), "fields": _fields(event)},
+        extra={
+            "event": re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(),
+            "fields": fields,
+        },
     )
 
 
@@ -98,6 +112,14 @@ def _fields(event: Event) -> dict[str, Any]:
         elif value is not None:
             fields[field.name] = _plain(value)
     return _with_own_name(fields)
+
+
+def _next(event: Event, advise: Advise) -> dict[str, str]:
+    stream, error = getattr(event, "stream", None), getattr(event, "error", None)
+    if not isinstance(stream, str) or not isinstance(error, OffloadError):
+        return {}
+    said = advise(stream, error).removeprefix("; ")
+    return {"next": said} if said else {}
 
 
 def _with_own_name(fields: dict[str, Any]) -> dict[str, Any]:

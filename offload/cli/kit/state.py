@@ -17,6 +17,7 @@ from functools import cached_property
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
+from offload.cli.kit.advising import Advice
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import print_note, print_notes
 from offload.contracts.broker import BrokerView
@@ -58,6 +59,8 @@ class CommandContext:
     """The command's output is for programs: print no notes about waiting."""
     keys: str | None = None
     """The URL of the key service."""
+    advice: Advice = field(default_factory=Advice)
+    """What to advise after an error about a stream."""
     reading: TierOptions = field(default_factory=TierOptions)
     """The options of tiers that are opened without options of their own."""
 
