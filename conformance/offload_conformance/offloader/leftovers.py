@@ -118,8 +118,8 @@ class LeftoverClauses(OffloaderClauses):
     ) -> None:
         """Leftovers of several crashes, one after the other, are one chain: of every earlier writer.
 
-        A writer that crashed before it settled anything hides none of them. A job's fragments in between end
-        the chain.
+        A writer that crashed before it settled anything hides none of them. Neither does a job's upload at
+        the same offset. A hole that only a job's fragments would fill ends the chain.
         """
         job, crashes = uuid4(), random.randint(3, 5)
         clients, chain = (offloader, other, opened()), list[Entry]()
@@ -131,8 +131,13 @@ class LeftoverClauses(OffloaderClauses):
                 if n == crashes - 1:
                     await crashed(other, "orders", 2 * n, job=job)
                     continue
+                # A job's upload at the same offset, sooner or later than the writer's, does not hide it.
+                if n % 2:
+                    await crashed(other, "orders", 2 * n, job=uuid4())
                 receipt = await crashed((offloader, other)[n % 2], "orders", 2 * n)
                 chain.extend(receipt.entries)
+                if not n % 2:
+                    await crashed(offloader, "orders", 2 * n, job=uuid4())
             await crashed(other, "orders", 2 * crashes)
             for _ in range(3):
                 claimed = await taken(offloader, "orders")
