@@ -86,7 +86,7 @@ class TakesLargerParts(MemoryStore):
 
 
 @bug("contents_are_kept_as_they_are")
-class ReadsPlusAsSpace(MemoryStore):
+class ReadsMetadataPlusAsSpace(MemoryStore):
     """Returns metadata with a space for each `+`.
 
     Values are decoded as a form is, though they were sent as a header.

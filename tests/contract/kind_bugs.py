@@ -579,7 +579,7 @@ class _Shared(MemoryStore):
 
 
 @bug("uploads_of_one_key_do_not_mix")
-class AbortsAllOfAKey(_Shared):
+class AbortsAllThatAreListed(_Shared):
     """Aborts every unfinished upload of a key if one of them is aborted by what lists it.
 
     The request names the key, and the id of the upload is left out.

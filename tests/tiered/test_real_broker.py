@@ -83,11 +83,17 @@ async def copied(session: Session, broker: Broker, stream: str, tier: LedgerOffl
 
 
 async def read(
-    broker: Broker, tier: Path, stream: str, *options: str, rest_seconds: float = 0
+    broker: Broker,
+    tier: Path,
+    stream: str,
+    *options: str,
+    rest_seconds: float = 0,
+    begun: asyncio.Event | None = None,
 ) -> tuple[list[tuple[int, int]], str]:
     """Run `offload read --source`. Return the offset and the number of each message, and what it said.
 
-    Its output is taken after a rest. Until then, it waits behind the first messages.
+    `begun` is set when the first message is there. The rest of the output is taken after a rest: until then,
+    the command waits behind the first messages.
     """
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
@@ -100,10 +106,14 @@ async def read(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
+    first = await process.stdout.readline()
+    if begun is not None:
+        begun.set()
     await asyncio.sleep(rest_seconds)
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
-    lines = (json.loads(line) for line in out.splitlines())
+    lines = (json.loads(line) for line in (first + out).splitlines())
     return [(line["offset"], int(line["value"][:8])) for line in lines], err.decode()
 
 
@@ -161,11 +171,12 @@ def test_a_trim_under_the_reader_leaves_out_only_what_a_note_names(
                 await publish(broker, stream, begin=1, end=MESSAGES // 2)
                 await asyncio.sleep(3)
                 publishing = asyncio.create_task(publish(broker, stream, begin=MESSAGES // 2, end=MESSAGES))
+                begun = asyncio.Event()
                 following = ("--priority", priority, "--follow", "--to", str(MESSAGES))
                 reading = asyncio.create_task(
-                    read(broker, tmp_path / "tier", folder, *following, rest_seconds=4)
+                    read(broker, tmp_path / "tier", folder, *following, rest_seconds=4, begun=begun)
                 )
-                await asyncio.sleep(2)  # it has begun
+                await begun.wait()
                 while not publishing.done():
                     await asyncio.sleep(0.5)
                     before = first_offset(broker, folder) + SEGMENT_SIZE_BYTES // BODY_SIZE_BYTES
