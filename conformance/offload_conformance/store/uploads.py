@@ -372,7 +372,8 @@ class UploadClauses(StoreClauses):
                 there = there[:UNFINISHED]
                 note(f"{UNFINISHED} unfinished uploads, because {UNFINISHED_MOST:,} would take long")
             await in_turn(begin, [*there[UNFINISHED:], there[0], there[-1], there[-1]])
-            lists_any = bool(await unfinished_keys(""))  # some stores list only those of a whole key
+            # MinIO lists those of a whole key alone, and all of the bucket.
+            lists_any = bool(await unfinished_keys("data/"))
             for prefix in (
                 "data/",
                 "data",
