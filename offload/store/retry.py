@@ -109,7 +109,7 @@ class RetryingStore(StoreDecorator):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = randomness.random,
-        emit: Callable[[Event], None] = lambda event: None,
+        emit: Callable[[Event], None] | None = None,
     ) -> None:
         """`emit` gets a `Waiting` event every few seconds as long as requests wait."""
         super().__init__(inner)
@@ -317,7 +317,7 @@ class _Patience:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         random: Callable[[], float],
-        emit: Callable[[Event], None],
+        emit: Callable[[Event], None] | None,
     ) -> None:
         self.policy = policy
         self._url, self._clock, self._sleep, self._random, self._emit = url, clock, sleep, random, emit
@@ -385,7 +385,14 @@ class _Patience:
         self._noticed_at = self._failed_at
         self._waits(error, waited)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody listens to announcements."""
+        return self._emit is not None
+
     def _waits(self, error: OffloadError, waited: float) -> None:
+        if self._emit is None:
+            return
         self._emit(
             Waiting(
                 url=self._url,
@@ -418,7 +425,10 @@ class _Attempts:
 
     @contextmanager
     def announced(self) -> Iterator[None]:
-        """Announce every few seconds that the request inside has no answer."""
+        """Announce every few seconds that the request inside has no answer, if anybody listens."""
+        if not self._patience.is_heard:
+            yield
+            return
         loop, asked_at = asyncio.get_running_loop(), self._patience.now()
         timer = loop.call_later(SILENT_SECONDS, lambda: look())
 

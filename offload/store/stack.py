@@ -29,7 +29,7 @@ def stacked_store(
     limits: RequestLimits | None = None,
     policy: RetryPolicy | None = None,
     *,
-    emit: Callable[[Event], None] = lambda event: None,
+    emit: Callable[[Event], None] | None = None,
     turns: RequestTurns | None = None,
 ) -> ObjectStore:
     """Return `store` behind a log, limits and retries, in this order.
