@@ -50,6 +50,9 @@ __all__ = [
 SHARED_FOLDER: Final = Path("/run/offload")
 """The folder of the service in examples/sidecar."""
 
+LIVING_SECONDS: Final = 1.0
+"""The kernel accepts for a process that lives, also if it is busy."""
+
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer, as `SO_PEERCRED` has them."""
 
@@ -93,15 +96,26 @@ def runtime_folder(environ: Mapping[str, str]) -> Path:
 
 
 def find_doors(environ: Mapping[str, str]) -> list[Path]:
-    """Return the sockets in all folders where a process of this user may have one, in order of names."""
+    """Return the sockets at which a living process of this user listens, in order of names.
+
+    A process that was killed leaves its socket behind.
+    """
     folders = [SHARED_FOLDER, *_own_folders(environ)]
     if named := environ.get("RUNTIME_DIRECTORY"):
         folders.insert(0, Path(named.partition(":")[0]))
     found = []
     for folder in dict.fromkeys(folders):
         with suppress(OSError):
-            found += [each for each in folder.iterdir() if each.suffix == ".sock" and each.is_socket()]
+            found += [each for each in folder.iterdir() if each.suffix == ".sock" and _is_living(each)]
     return sorted(found)
+
+
+def _is_living(path: Path) -> bool:
+    try:
+        connect_door(path, timeout_seconds=LIVING_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def default_name(source: str, tier: str) -> str:

@@ -73,6 +73,20 @@ def test_a_file_that_is_no_socket_is_not_replaced(path: Path) -> None:
     assert path.read_text() == "notes of somebody"
 
 
+def test_the_socket_of_a_killed_process_is_no_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    monkeypatch.setattr("offload.service.door.SHARED_FOLDER", tmp_path / "absent")
+    folder = runtime_folder(environ)
+    living, killed = open_door(folder / "living.sock"), open_door(folder / "killed.sock")
+    killed.listener.close()  # as the kernel does, which leaves the name
+
+    assert killed.path.is_socket()
+    assert [each.name for each in find_doors(environ) if each.parent == folder] == ["living.sock"]
+
+    for each in (living, killed):
+        each.close()
+
+
 def test_a_folder_of_another_user_or_open_to_all_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
