@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -102,10 +103,13 @@ class TinyPages(MemoryStore):
     page_keys = 1
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        ordered, sorted_at = list[str](), (-1, "")
         while True:
             await asyncio.sleep(0)
-            found = (key for key in self.objects if key.startswith(prefix) and key > after)
-            page = sorted(found)[: self.page_keys]
+            if (now := (len(self.objects), next(reversed(self.objects), ""))) != sorted_at:
+                ordered, sorted_at = sorted(self.objects), now  # not for each page: a tier has 10,000 keys
+            begin = max(bisect_right(ordered, after), bisect_left(ordered, prefix))
+            page = [key for key in ordered[begin : begin + self.page_keys] if key.startswith(prefix)]
             for after in page:
                 if (data := self.objects.get(after)) is not None:
                     yield Listed(after, len(data))
