@@ -69,6 +69,8 @@ class LedgerWork:
         """The reason why the log takes no append: the tier has another history, or is ahead."""
         self.has_asked = False
         """True if an append has asked the tier, which may not have answered."""
+        self._asked_ms = 0
+        """The moment at which the rules of deletion were last asked, by the wall clock."""
         self._clock = ClockGuard(env)
         self._chores = [
             Chore(run=run, due_seconds=due_seconds, env=env)
@@ -171,6 +173,7 @@ class LedgerWork:
 
     async def _delete_copies(self) -> None:
         """Delete the local ledgers that may go, the oldest first."""
+        self._asked_ms = self.env.now_ms()
         for rule in (expired_offset, removable_offset):
             now = self.situation()
             if rule(now, self.policy)[0] > now.ledgers[0].first_offset:
@@ -236,9 +239,11 @@ class LedgerWork:
             ends = (ms for end, ms in now.committed_ms if end >= now.sealed[0].next_offset)
             seen_ms = next(ends, None)
             if seen_ms is not None:
-                left = policy.deletion_lag_seconds - (now.now_ms - seen_ms) / 1000
-                # It is over, and the copies are still here: a step that has just run found a doubt.
-                seconds.append(left + 0.001 if left >= 0 else PAUSED_STEP_SECONDS)
+                lag_ms = policy.deletion_lag_seconds * 1000
+                # If it was over when the rules were asked, the copies are still here for a doubt.
+                was_over = self._asked_ms - seen_ms > lag_ms
+                left = max(lag_ms - (now.now_ms - seen_ms), 0) / 1000 + 0.001
+                seconds.append(PAUSED_STEP_SECONDS if was_over else left)
         if policy.retention_seconds is not None:
             seconds.append(max(policy.retention_seconds / 10, 1.0))
         return min(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, run
@@ -11,6 +12,7 @@ from managed_world import MANUAL, STREAM, World, bodies, fill, run
 from offload import StreamWriter
 from offload.contracts.events import StreamPaused, StreamResumed
 from offload.contracts.log import LocalLedger
+from offload.env import Env
 from offload.errors import Diverged, Fenced, StreamDeleted, Throttled, TryAgain
 from offload.local.memory_log import MemoryDisk, MemoryLog
 from offload.managed.budget import ByteBudget
@@ -44,6 +46,17 @@ class SlowLog(MemoryLog):
         """Wait, and seal."""
         await turns(5)
         return await super().roll(now_ms=now_ms)
+
+
+class TickingWorld(World):
+    """A world in which a millisecond passes with each look at the wall clock."""
+
+    def env(self) -> Env:
+        def now_ms() -> int:
+            self.clock.now += 0.001
+            return round(self.clock.now * 1000)
+
+        return replace(super().env(), now_ms=now_ms)
 
 
 async def turns(count: int = 20) -> None:
@@ -114,6 +127,25 @@ def test_a_copy_that_stays_in_doubt_is_looked_at_in_minutes_and_not_at_once() ->
         assert await ledger.step() >= 60
 
     run(scenario)
+
+
+@pytest.mark.parametrize("lag_ms", range(8))
+def test_a_lag_that_ends_during_a_step_is_no_doubt(lag_ms: int) -> None:
+    """The wall clock goes on between a rule and the plan of the next step."""
+
+    async def scenario() -> None:
+        world = TickingWorld()
+        ledger = await world.open(replace(LAG, deletion_lag_seconds=lag_ms / 1000))
+        await fill(ledger, 5, 5)
+        for _ in range(20):
+            seconds = await ledger.step()
+            if world.local() == [5]:
+                return
+            assert seconds < 1
+            world.clock.now += seconds
+        pytest.fail("the copies stay")
+
+    asyncio.run(scenario())
 
 
 def test_an_append_that_waited_for_others_is_refused_if_they_have_filled_the_log() -> None:
