@@ -58,6 +58,8 @@ WINDOW: Final = 20_000
 RETRY_SECONDS: Final = 0.05
 ACKNOWLEDGE_EVERY: Final = 100
 READY_SECONDS: Final = 60.0
+HANGS_SECONDS: Final = 400.0
+"""A consumer that has not finished so long after the last message hangs. Busy machines need minutes."""
 LATE_SHARE: Final = 0.6
 OUR_SERVERS: Final = ("minio", "rgw")
 CONSUMERS: Final = ("follower", "late", "cursor")
@@ -259,7 +261,7 @@ async def run_all(run: Run, store_cpu: Callable[[], float | None]) -> dict[str, 
             await broker.start()
         await producing
         took = time.monotonic() - begun
-        await asyncio.wait_for(asyncio.gather(*consumers), 120 + run.seconds)
+        await asyncio.wait_for(asyncio.gather(*consumers), HANGS_SECONDS + run.seconds)
     finally:
         sampling.cancel()
         for task in (producing, *consumers):

@@ -18,6 +18,8 @@ from offload.errors import Conflict, Misuse
 from offload.local import log_lock
 from offload.local.folder_log import Durability, FolderLog
 
+LINES_MIN = 6
+
 HOLDER = """
 import asyncio, sys
 from offload.local.folder_log import FolderLog
@@ -81,7 +83,7 @@ def test_a_process_killed_while_it_appends_loses_nothing_that_it_acknowledged(
             process = subprocess.Popen(
                 [sys.executable, "-c", APPENDER, tmp_path / "log", durability], stdout=file
             )
-            while output.read_bytes().count(b"\n") < 3:
+            while output.read_bytes().count(b"\n") < LINES_MIN:
                 assert process.poll() is None
                 time.sleep(0.01)
             time.sleep(seconds)
@@ -94,7 +96,6 @@ def test_a_process_killed_while_it_appends_loses_nothing_that_it_acknowledged(
 
         found = asyncio.run(opened(tmp_path / "log"))
 
-        assert len(expected) > 5
         assert {offset: found[offset] for offset in expected} == expected
 
 
