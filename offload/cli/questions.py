@@ -98,6 +98,9 @@ class Incident:
             answer = "no stream is behind"
         elif len(self._unknown) < len(self.streams):
             answer = f"no stream that could be compared is behind{self._beyond()}"
+        elif lags := self.process.lags:
+            streams = counted(len(lags), "stream")
+            answer = f"{streams}, says the process; the oldest is {max(lags):.0f} s old{self._beyond()}"
         return self._answer("How far behind is the tier?", answer, command)
 
     def _waiting(self) -> Answer:

@@ -72,6 +72,13 @@ class AskedProcess:
         rows = [] if self.status is None else self.status.get("streams", [])
         return {row["stream"]: row["state"] for row in rows}
 
+    @property
+    def lags(self) -> list[float]:
+        """The seconds by which streams lag, as far as the process knows. Without those that do not."""
+        rows = [] if self.status is None else self.status.get("streams", [])
+        found = [row.get("lag_seconds") for row in rows]
+        return [float(each) for each in found if isinstance(each, (int, float)) and each > 0]
+
 
 async def ask_process(address: tuple[str, int] | None, door: Path | None = None) -> AskedProcess:
     """Return the status of the process behind a door, or of the one on an address. Raises nothing."""

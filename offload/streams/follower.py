@@ -28,9 +28,10 @@ docs/adr/0024-followers.md has the reasons.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Hashable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -89,6 +90,9 @@ DOUBT_SECONDS: Final = 1.0
 """The time until damage is looked at again, before it is believed."""
 
 BACKOFF_SECONDS_MAX: Final = 60.0
+
+PEEK_SECONDS: Final = 10.0
+"""The time between two peeks at the source while a look waits. A store may not answer for minutes."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -326,10 +330,20 @@ class Follower:
         if mark is not None and mark == self._mark and not self._arrivals:
             self._wait_for(Wait.NOTHING)
             return False
+        with self._peeking():
+            return await self._look_at(mark, now, now if before is None else before, turn)
+
+    async def _look_at(
+        self,
+        mark: Hashable | None,
+        now: float,
+        since_seconds: float,
+        turn: AbstractAsyncContextManager[object],
+    ) -> bool:
         if self.source.needs_since and self._copier.manifest is None:
             self._copier.manifest = await self._newest()
         async with await self.source.snapshot(self._copier.manifest) as snapshot:
-            self._notice(snapshot, now if before is None else before)
+            self._notice(snapshot, since_seconds)
             # Only now: if the snapshot failed, the next look must not believe that nothing is new.
             self._mark = mark
             is_due = await self._is_due(snapshot)
@@ -352,6 +366,33 @@ class Follower:
                 if snapshot.damage is not None and not has_more:
                     raise snapshot.damage
                 return has_more
+
+    @contextmanager
+    def _peeking(self) -> Iterator[None]:
+        """Keep the ends of the source that the status shows up to date while a look waits for the store."""
+        is_over = asyncio.Event()
+        peeking = asyncio.ensure_future(self._peek(is_over))
+        try:
+            yield
+        finally:
+            # Not awaited, so that a commit and the state that it leads to are seen together.
+            is_over.set()
+            peeking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def _peek(self, is_over: asyncio.Event) -> None:
+        while True:
+            # Not the sleep of `env`: a peek decides nothing, and is no part of schedules that tests replay.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PEEK_SECONDS):
+                    await is_over.wait()
+                    return
+            if self._source_next_offset is None or self.source.needs_since:
+                continue  # the first look notes more than the ends, or only the tier says where they are
+            with suppress(OffloadError):  # the look finds that out too, and says it
+                async with await self.source.snapshot() as snapshot:
+                    if not is_over.is_set():
+                        self._source_first_offset = snapshot.first_offset
+                        self._source_next_offset = snapshot.next_offset
 
     def _notice(self, snapshot: Snapshot, since_seconds: float) -> None:
         self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset

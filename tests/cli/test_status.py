@@ -261,6 +261,30 @@ def test_a_stream_that_cannot_be_compared_is_never_counted_as_safe(
     assert lost.command == "offload verify 'a tier'"
 
 
+@pytest.mark.parametrize(("lags", "said"), [([40.2, 0.0], "1 stream, says the process; "), ([0.0, None], "")])
+def test_the_process_says_how_far_behind_a_tier_is_that_does_not_answer(
+    lags: list[float | None], said: str
+) -> None:
+    """Its lag of 0 shows nothing: it may not have looked since the store fell silent."""
+    rows = [{"stream": f"s{n}", "state": "leading", "lag_seconds": lag} for n, lag in enumerate(lags)]
+    silent = StreamPreview(stream="s0", glob="*", error=TryAgain("silent"), is_unanswered=True)
+    asked = Incident(
+        arguments=["run.toml"],
+        tier="a tier",
+        streams=[silent],
+        left_out=0,
+        process=AskedProcess(status={"summary": "leads", "problems": [], "streams": rows}),
+        cost=None,
+    )
+
+    behind = asked.answers()[1]
+
+    said = (
+        f"{said}the oldest is 40 s old; not known for 1 stream, because " if said else "not known, because "
+    )
+    assert behind.text == f"{said}{silent.unknown_because}"
+
+
 def test_what_is_not_known_is_never_shown_as_nothing(tmp_path: Path) -> None:
     """Of a stream that cannot be read nobody knows the lag. A stream that is left out is on one disk only."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -273,6 +273,35 @@ class TestItsStatus:
 
         run(scenario)
 
+    def test_the_lag_in_records_grows_while_a_copy_waits_for_the_store(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store that does not answer holds a copy for minutes."""
+        monkeypatch.setattr("offload.streams.follower.PEEK_SECONDS", 0.001)
+
+        async def scenario(world: World) -> None:
+            follower = world.follower(AT_ONCE)
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+
+            async def grow(operation: str, _: str) -> None:
+                if operation == "put":
+                    world.source.append(2)
+                    async with asyncio.timeout(60):
+                        while follower.status.lag_records != 30:  # noqa: ASYNC110
+                            await asyncio.sleep(0.001)
+
+            world.store.before = grow
+            world.source.append()
+            world.clock.now += LAG
+            await follower.step()
+            world.source.append()
+            await asyncio.sleep(0.01)
+            assert follower.status.source_next_offset == world.source.next_offset - 10  # nobody peeks now
+            assert world.source.snapshots_open == 0
+
+        run(scenario)
+
 
 class TestWhatItCosts:
     """Requests to the store."""
