@@ -53,3 +53,11 @@ async def archived(
         await writer.offload([MemoryHandle(chunks)])
     reader = await StreamReader.open(offloader, STREAM)
     return Archive(catalogue=offloader, reader=reader, skip_damage=skip_damage)
+
+
+def damage(objects: dict[str, bytes], body: bytes) -> None:
+    """Flip a bit of the first message with this body."""
+    (key,) = [key for key, raw in objects.items() if key.endswith(".fragment") and body in raw]
+    raw = bytearray(objects[key])
+    raw[raw.index(body)] ^= 1
+    objects[key] = bytes(raw)

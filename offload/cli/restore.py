@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json as jsonlib
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -13,24 +14,27 @@ import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.gaps import gap_as_json, gaps_text, records_text
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
+from offload.cli.kit.output import counted, one_line, print_json, print_note, print_notes, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
-from offload.errors import NotOffloaded, TryAgain
+from offload.errors import Misuse, NotOffloaded, TryAgain
+from offload.model.gaps import StreamGap
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX
 from offload.session import as_offloader
 from offload.store.rate import Rate
-from offload.streams.behind import begin_behind, refuse_gone_on
+from offload.streams.archived_parts import ArchivedParts, archived_parts
+from offload.streams.behind import begin_behind, refuse_gone_on, restored_part
 from offload.streams.history import end_of_chunk
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.reader import StreamReader
 from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
-from offload.streams.salvage import Archive
-from offload.upkeep.parts import part_named
+from offload.streams.salvage import SkippedOffsets
 
 AGAIN: Final = "run the same command again: it continues behind what is in the target"
 
@@ -123,15 +127,15 @@ def restore(
         into = _checked(state.target(url, target_option), rate, map_file)
         # Only a new part changes the tier. A tier that can only be read is restored from, too.
         async with (state.tier if new_part else state.catalogue)(tier, option) as catalogue:
-            reader = await _opened(catalogue, stream, state, is_followed=new_part)
-            archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
-            begins = await reader.offset_here(position)
-            go_on = await _GoOn.checked(archive, state) if new_part else None
+            name = await known_name(catalogue, stream)
+            reader = await StreamReader.open(catalogue, name, emit=state.plugins.emit)
+            parts = await archived_parts(catalogue, reader, position, until=until, skip_damage=skip_damage)
+            _refuse_several(parts, into, stream)
+            go_on = await _GoOn.checked(parts, catalogue, state) if new_part else None
             with progress(json=json) as show:
-                done = await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive), go_on)
-            if isinstance(into, MessageTarget) and (map_file is not None or go_on is not None):
-                await _compare(archive, into, begins, map_file, go_on)
-            _tell(done, into, stream, map_file, None if go_on is None else go_on.part, json=json)
+                done = await _restore(parts, into, rate, state, _Bar(show, parts), go_on)
+            await _compare(parts, into, map_file, go_on)
+            _tell(done, parts, into, stream, map_file, go_on, json=json)
 
     _run(main)
 
@@ -147,45 +151,48 @@ def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-async def _opened(
-    catalogue: Catalogue, stream: str, state: CommandContext, *, is_followed: bool
-) -> StreamReader:
-    """Open the stream. Print a note if it has other parts, which may repeat offsets of this one.
+def _refuse_several(parts: ArchivedParts, into: RestoreTarget, stream: str) -> None:
+    """Raise `Misuse` if several parts would have to become one log of a broker."""
+    if isinstance(into, MessageTarget) or not parts.archives[1:]:
+        return
+    first = f"{stream} --until {parts.archives[0].end}"
+    names = " or ".join([first, *[each.reader.manifest.stream for each in parts.archives[1:]]])
+    raise Misuse(
+        f"stream {stream!r} has {len(parts.archives)} parts, and files can hold one of them; to publish "
+        f"all: offload restore TIER {stream} rabbitmq-stream://HOST/STREAM; to write the files of one: "
+        f"offload restore TIER PART --files FOLDER, where PART is {names}"
+    )
 
-    If the archive goes on behind this restore, an earlier run of it began the later part. The messages of
-    that part are in the target.
-    """
-    named = await known_name(catalogue, stream)
-    reader = await StreamReader.open(catalogue, named, emit=state.plugins.emit)
-    others = [
-        each.manifest.stream
-        for each in reader.parts
-        if each is not reader and not (is_followed and each.part > reader.part)
-    ]
-    if others:
-        here = f"only part {reader.part}, {reader.manifest.stream!r}, is restored"
-        print_note(f"{here}: restore {', '.join(others)} by name, each into a stream of its own")
-    return reader
+
+def _gap_text(gap: StreamGap) -> str:
+    """Return what is missing between two parts, or repeated, as a sentence."""
+    begin, end = gap.from_offset, gap.to_offset
+    if gap.records is None:
+        return (
+            f"part {gap.part} begins at offset {end}, and repeats offsets below {begin}: all its records are "
+            "restored, also those that the part before may have"
+        )
+    lost = f"offsets [{begin}, {end}) are lost, {records_text(gap)} record{'s' * (gap.records != 1)}"
+    return f"gap before part {gap.part}: {lost}; what follows has lower offsets in the target"
 
 
 async def _restore(
-    archive: Archive,
+    parts: ArchivedParts,
     into: RestoreTarget,
-    begins: int,
     rate: float | None,
     state: CommandContext,
     show: _Bar,
     go_on: _GoOn | None,
-) -> Restored:
+) -> list[Restored]:
     if isinstance(into, ChunkTarget):
-        return await write_chunks(archive, into, begins, tell=print_note, show=show, written=go_on)
+        return [await write_chunks(parts.archives[0], into, tell=print_note, show=show, written=go_on)]
     assert isinstance(into, MessageTarget)
+    print_notes(map(_gap_text, parts.gaps))
     env = state.session.env
     pace = Rate(rate, clock=env.monotonic, sleep=env.sleep)
     return await publish(
-        archive,
+        parts.archives,
         into,
-        begins,
         pace=pace.take,
         tell=print_note,
         show=show,
@@ -196,36 +203,38 @@ async def _restore(
 class _GoOn:
     """Lets the archive go on in a new part behind the last restored chunk, of which it gets the header."""
 
-    def __init__(self, archive: Archive, state: CommandContext, restored: StreamPart) -> None:
-        self._archive, self._state, self._restored = archive, state, restored
+    def __init__(self, parts: ArchivedParts, tier: LedgerOffloader, state: CommandContext) -> None:
+        self._parts, self._tier, self._state = parts, tier, state
         self.part: StreamPart | None = None
 
     @classmethod
-    async def checked(cls, archive: Archive, state: CommandContext) -> Self:
+    async def checked(cls, parts: ArchivedParts, catalogue: Catalogue, state: CommandContext) -> Self:
         """Raise `Diverged` before anything is restored if another part of the stream must go on."""
-        tier, name = as_offloader(archive.catalogue), archive.reader.manifest.stream
-        restored = await part_named(tier, name) or StreamPart(name)
+        tier = as_offloader(catalogue)
+        restored, _ = restored_part(parts.live)
         await refuse_gone_on(tier, restored)
-        return cls(archive, state, restored)
+        return cls(parts, tier, state)
 
     async def __call__(self, header: bytes) -> None:
-        tier, committed = as_offloader(self._archive.catalogue), self._archive.reader.manifest
+        restored, committed = restored_part(self._parts.live, header)
         if not header:
             raise NotOffloaded(
                 f"stream {committed.stream!r} has no messages: there is nothing to go on behind"
             )
         plugins, env = self._state.plugins, self._state.session.env
-        self.part = await begin_behind(tier, self._restored, committed, header, env=env, emit=plugins.emit)
+        self.part = await begin_behind(self._tier, restored, committed, header, env=env, emit=plugins.emit)
 
 
 async def _compare(
-    archive: Archive, into: MessageTarget, begins: int, map_file: Path | None, go_on: _GoOn | None
+    parts: ArchivedParts, into: RestoreTarget, map_file: Path | None, go_on: _GoOn | None
 ) -> None:
-    """Read the target back, and compare every message. Then write the map and begin the part, if asked."""
-    comparison = Comparison(archive, into, begins, is_followed=go_on is not None)
+    """If asked, read the target back, and compare every message. Then write the map and begin the part."""
+    if not isinstance(into, MessageTarget) or (map_file is None and go_on is None):
+        return
+    comparison = Comparison(parts.archives, into, is_followed=go_on is not None)
     found = await comparison.map()
     if map_file is not None:
-        _write_map(map_file, found)
+        _write_map(map_file, found, parts)
     if go_on is not None:
         await go_on(comparison.last_header)
 
@@ -260,72 +269,113 @@ def _url(target: str | None, files: Path | None, state: CommandContext) -> str:
 
 
 def _tell(
-    done: Restored,
+    done: list[Restored],
+    parts: ArchivedParts,
     into: RestoreTarget,
     stream: str,
     map_file: Path | None,
-    part: StreamPart | None,
+    go_on: _GoOn | None,
     *,
     json: bool,
 ) -> None:
-    for hole in done.skipped:
+    begun = None if go_on is None else go_on.part
+    gaps = [gap for gap in parts.gaps if gap.part <= done[-1].part]
+    for hole in (hole for each in done for hole in each.skipped):
         print_note(f"left out: offsets [{hole.first_offset}, {hole.next_offset}): {hole.reason}")
     if json:
-        print_json(_as_json(done, into, stream, map_file, part))
+        print_json(_as_json(done, gaps, into, stream, map_file, begun))
         return
-    what = (
-        counted(done.messages, "message") if isinstance(into, MessageTarget) else size_text(done.size_bytes)
-    )
-    before = (
-        f"; offsets below {done.written_from} were there" if done.written_from > done.first_offset else ""
-    )
-    print(
-        f"{one_line(stream)}: offsets [{done.first_offset}, {done.next_offset}) are in {one_line(into.url)}; "
-        f"wrote {what}{before}"
-    )
+    for each in done:
+        if isinstance(into, MessageTarget):
+            wrote = counted(each.messages, "message")
+        else:
+            wrote = size_text(each.size_bytes)
+        before = (
+            f"; offsets below {each.written_from} were there" if each.written_from > each.first_offset else ""
+        )
+        name, offsets = each.stream if done[1:] else stream, f"[{each.first_offset}, {each.next_offset})"
+        print(f"{one_line(name)}: offsets {offsets} are in {one_line(into.url)}; wrote {wrote}{before}")
+    if gaps:
+        print(f"{one_line(stream)}: {gaps_text(gaps)}")
     if map_file is not None:
         print(f"every message compared; the map is in {one_line(str(map_file))}")
-    if part is not None:
+    if begun is not None:
         print(
-            f"{one_line(part.first)}: goes on in part {part.number}, which begins at offset "
-            f"{end_of_chunk(part.behind)} of the target"
+            f"{one_line(begun.first)}: goes on in part {begun.number}, which begins at offset "
+            f"{end_of_chunk(begun.behind)} of the target"
         )
 
 
 def _as_json(
-    done: Restored, into: RestoreTarget, stream: str, map_file: Path | None, part: StreamPart | None
+    done: list[Restored],
+    gaps: list[StreamGap],
+    into: RestoreTarget,
+    stream: str,
+    map_file: Path | None,
+    begun: StreamPart | None,
 ) -> dict[str, Any]:
+    began = next((each for each in done if each.written_from < each.next_offset), done[-1])
     return {
         "stream": stream,
         "target": into.url,
-        "first_offset": done.first_offset,
-        "next_offset": done.next_offset,
-        "written_from": done.written_from,
-        "messages": done.messages,
-        "bytes": done.size_bytes,
-        "skipped": [
-            {"first_offset": hole.first_offset, "next_offset": hole.next_offset, "reason": hole.reason}
-            for hole in done.skipped
-        ],
+        "first_offset": done[0].first_offset,
+        "next_offset": done[-1].next_offset,
+        "written_from": began.written_from,
+        "messages": sum(each.messages for each in done),
+        "bytes": sum(each.size_bytes for each in done),
+        "parts": [_part_as_json(each) for each in done],
+        "gaps": [gap_as_json(gap) for gap in gaps],
+        "skipped": [{"part": each.part} | _hole_as_json(hole) for each in done for hole in each.skipped],
         "map": None if map_file is None else str(map_file),
         "new_part": None
-        if part is None
-        else {"part": part.number, "stream": part.name, "first_offset": end_of_chunk(part.behind)},
+        if begun is None
+        else {"part": begun.number, "stream": begun.name, "first_offset": end_of_chunk(begun.behind)},
     }
 
 
-def _write_map(path: Path, found: OffsetMap) -> None:
+def _part_as_json(part: Restored) -> dict[str, Any]:
+    return {
+        "part": part.part,
+        "stream": part.stream,
+        "first_offset": part.first_offset,
+        "next_offset": part.next_offset,
+        "written_from": part.written_from,
+        "messages": part.messages,
+        "bytes": part.size_bytes,
+    }
+
+
+def _hole_as_json(hole: SkippedOffsets) -> dict[str, Any]:
+    return {"first_offset": hole.first_offset, "next_offset": hole.next_offset, "reason": hole.reason}
+
+
+def _write_map(path: Path, found: OffsetMap, parts: ArchivedParts) -> None:
     """Write one JSON object a line. The file appears when it is whole."""
     part = path.with_name(f"{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
-        for run in found.runs():
-            print(jsonlib.dumps({"old": run.old, "new": run.new, "count": run.count}), file=file)
-        for name, old in sorted(found.consumers.items()):
-            row = _name_of(name) | {"old": old, "new": found.new_of(old)}
+        for row in _map_rows(found, parts):
             print(jsonlib.dumps(row, ensure_ascii=False), file=file)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def _map_rows(found: OffsetMap, parts: ArchivedParts) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a map. Those of several parts have the number of the part, and each gap has a row."""
+    several, gaps = len(parts.archives) > 1, {gap.part: gap for gap in parts.gaps}
+    for run in found.runs():
+        if gap := gaps.pop(run.part, None):
+            lost = gap_as_json(gap)
+            del lost["stream"]
+            yield lost | {"new": run.new}
+        yield _of_part(run.part, several) | {"old": run.old, "new": run.new, "count": run.count}
+    for name, old in sorted(found.consumers.items()):
+        new = found.new_of(old.offset, old.part)
+        yield _of_part(old.part, several) | _name_of(name) | {"old": old.offset, "new": new}
+
+
+def _of_part(part: int, several: bool) -> dict[str, int]:
+    return {"part": part} if several else {}
 
 
 def _name_of(name: bytes) -> dict[str, str]:
@@ -337,20 +387,20 @@ def _name_of(name: bytes) -> dict[str, str]:
 
 
 class _Bar:
-    """The progress of a restore, in archived offsets."""
+    """The progress of a restore, in archived offsets of all parts."""
 
-    def __init__(self, show: Show, begins: int, archive: Archive) -> None:
-        self._show, self._begins = show, begins
-        committed = archive.reader.manifest
-        self._total = max(min(archive.until, committed.next_offset) - begins, 0)
-        self._stream = committed.stream
+    def __init__(self, show: Show, parts: ArchivedParts) -> None:
+        self._show, self._archives = show, parts.archives
+        sizes = [archive.end - archive.start for archive in parts.archives]
+        self._total, self._before = sum(sizes), [0, *accumulate(sizes)]
+        self._stream = parts.archives[0].reader.stream
 
     def __call__(self, seen: RestoreProgress) -> None:
         doing = "comparing what was restored of" if seen.is_comparing else "restoring"
         self._show(
             CommandProgress(
                 what=f"{doing} {self._stream}",
-                done=seen.next_offset - self._begins,
+                done=self._before[seen.row] + seen.next_offset - self._archives[seen.row].start,
                 total=self._total,
                 size_bytes=seen.size_bytes,
             )

@@ -27,14 +27,17 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOrigin:
-    """The part of an archived stream that is restored: the offsets from `first_offset` to `next_offset`."""
+    """The part of an archived stream that is restored: the offsets from `first_offset` to `next_offset`.
+
+    A stream that goes on in further parts has an origin for each of them.
+    """
 
     stream: str
     incarnation: UUID
     first_offset: int
     next_offset: int
     size_bytes: int
-    """The size of the whole stream's chunks, not compressed by the tier. It is an upper bound of the part."""
+    """The size of the chunks of all parts that are restored, not compressed by the tier: an upper bound."""
 
     epoch: int | None
     """The broker's leader epoch of the newest archived chunk. None if the tier does not know it."""
@@ -77,6 +80,8 @@ class MessageTarget(RestoreTarget):
     **Publishing is idempotent.** A message whose id is not above the highest one that the broker has of this
     publisher is dropped by the broker. The publisher's name is made of the stream and its incarnation, so
     every restore of the same archive has the same name.
+    **Each part has a publisher.** A stream that goes on in further parts is published part by part. `open` is
+    called again, with the origin of the part, after `flush`. What follows is published under its name.
     **Ids are offsets.** The id of a message is its archived offset plus 1. So 0 means that there is none.
 
     Not promised: anything about messages that were published and not flushed.
@@ -88,7 +93,8 @@ class MessageTarget(RestoreTarget):
     async def open(self, origin: RestoreOrigin, tell: Tell) -> None:
         """Connect, and check that the target can hold the stream. Publishes nothing.
 
-        Calls `tell` with everything that the restored stream will lack or do differently. Raises
+        May be called again, with another origin, which ends the first connection. Calls `tell` with
+        everything that the restored stream will lack or do differently. Raises
         `NotOffloaded` if the target does not exist, and `Misuse` or `NoSpace` if its retention would delete
         restored messages.
         """

@@ -21,7 +21,7 @@ back, and the reading refuses a chunk that has others behind the last one (`stre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from offload.contracts.events import Event, PartBegun
 from offload.contracts.offloader import LedgerOffloader
@@ -33,13 +33,30 @@ from offload.streams.history import end_of_chunk, newest
 from offload.streams.parts import close_before, never, record_part
 from offload.streams.writer import StreamWriter
 
-__all__ = ["begin_behind", "open_behind", "refuse_gone_on"]
+__all__ = ["begin_behind", "open_behind", "refuse_gone_on", "restored_part"]
+
+
+def restored_part(
+    live: Sequence[tuple[StreamPart, CommittedStream]], header: bytes = b""
+) -> tuple[StreamPart, CommittedStream]:
+    """Return the part, with its state, behind which a restore of all `live` parts goes on.
+
+    It is the newest one, without those that begin behind a restore and were never used. `header` is that of
+    the last restored chunk in the target: a part that begins behind it was begun by an earlier run.
+    """
+    found = live[0]
+    for part, committed in live:
+        if part.behind and part.behind == header:
+            break
+        if not _is_unused(part, committed):
+            found = part, committed
+    return found
 
 
 async def refuse_gone_on(offloader: LedgerOffloader, part: StreamPart) -> None:
     """Raise `Diverged` if the stream has gone on in a part that no restore began. To be asked before one."""
-    for later, _ in await _live_behind(offloader, part):
-        if not later.behind:
+    for later, manifest in await _live_behind(offloader, part):
+        if not later.behind and manifest is not None:
             raise _gone_on(later)
 
 
@@ -123,15 +140,16 @@ async def _live_behind(
 
 def _gone_on(later: StreamPart) -> Diverged:
     return Diverged(
-        f"stream {later.first!r} has gone on as {later.name!r}: restore that part with --new-part"
+        f"stream {later.first!r} has gone on as {later.name!r}: restore that part with --new-part, or all "
+        f"parts, into a new stream: offload restore TIER {later.first} TARGET --new-part"
     )
 
 
-def _is_unused(part: StreamPart, manifest: Manifest | None) -> bool:
-    """Return whether an earlier restore began this part, and nothing was ever copied to it."""
-    if not part.behind:
-        return False
-    return manifest is None or (not manifest.fragments and manifest.next_offset == end_of_chunk(part.behind))
+def _is_unused(part: StreamPart, committed: CommittedStream | None) -> bool:
+    """Return whether nothing was ever copied to a part: it was recorded alone, or begun by a restore."""
+    if committed is None or not part.behind:
+        return committed is None
+    return not committed.fragments and committed.next_offset == end_of_chunk(part.behind)
 
 
 async def _settle(offloader: LedgerOffloader, part: StreamPart, restored: CommittedStream, env: Env) -> None:

@@ -11,14 +11,25 @@ Publishing may be killed at any moment and repeated:
 The comparison proves that the target holds exactly the beginning of this archive. Without it, a restore could
 continue in a stream to which somebody else wrote, or from which retention deleted messages.
 
-Chunks are written in one piece or not at all: `ChunkTarget` has the promise.
+A stream with parts is published part by part, each under a publisher of its own, because parts may repeat
+offsets, and so ids. All messages of a part are confirmed before the next part begins:
+
+    killed                              the next run
+    within a part                       finds in which one the target ends, and continues there
+    between two parts                   publishes nothing more of the first, and begins the second
+    a rival still publishes a part      its repetitions are dropped: this part was confirmed whole
+
+Invariant: the target begins with the records of all parts before the last one that it has any of.
+
+Chunks are written in one piece or not at all: `ChunkTarget` has the promise. A log cannot have holes, so only
+one part is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreOrigin, Tell
 from offload.errors import Diverged, Misuse, NotOffloaded
@@ -36,14 +47,21 @@ class RestoreProgress:
     """The progress of a restore, in archived offsets. `size_bytes` counts what this run wrote."""
 
     is_comparing: bool
+    row: int = 0
+    """The row of the archive that is restored."""
+
     next_offset: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The result of a restore: the archived offsets [first_offset, next_offset) are in the target."""
+    """The result of a restore: these archived offsets of one part of a stream are in the target."""
 
+    stream: str
+    """The name of the part."""
+
+    part: int
     first_offset: int
     next_offset: int
     written_from: int
@@ -71,57 +89,116 @@ def origin_of(archive: Archive, start: int) -> RestoreOrigin:
 
 
 async def publish(
-    archive: Archive,
+    archives: Sequence[Archive],
     target: MessageTarget,
-    start: int,
     *,
     pace: Callable[[int], Awaitable[None]],
     tell: Tell,
     show: ShowRestored,
     is_followed: bool = False,
-) -> Restored:
-    """Publish the messages from offset `start` on, and return once the broker has confirmed all of them.
+) -> list[Restored]:
+    """Publish the messages of all parts, and return once the broker has confirmed all of them.
 
     `pace` is awaited with the number of messages before they are published. Raises `Diverged` if the target
     holds anything but the beginning of this archive. If it `is_followed`, others may have published behind
-    the archive's last message.
+    the archive's last message, and a part that goes on behind the target is left out.
     """
-    await target.open(origin_of(archive, start), tell)
-    begins = await _published(Comparison(archive, target, start, is_followed), show)
-    before = [hole for hole in archive.skipped if hole.next_offset <= begins]
-    if begins > start:
-        tell(f"offsets [{start}, {begins}) are in the target already; the restore continues behind them")
+    origins, last_ids = _origins(archives), list[int]()
+    for row, origin in enumerate(origins):
+        await target.open(origin, _silent if row else tell)
+        # Asked before the messages are read: a message that arrives later, from a killed run, is in the
+        # target's messages or is dropped as a repetition.
+        last_ids.append(await target.last_id())
+    comparison = Comparison(archives, target, is_followed)
+    await _compare(comparison, last_ids, show)
+    for archive in archives[: comparison.row]:
+        tell(f"{archive.reader.manifest.stream!r} is in the target already")
+    reached, at = archives[comparison.row], comparison.next_offset
+    if at > reached.start:
+        tell(f"offsets [{reached.start}, {at}) are in the target already; the restore continues behind them")
     # Asked again at the end: no client sees the retention of a policy, but everyone sees what it deleted.
-    first = await _first_of(target)
-    at, count, size_bytes = begins, 0, 0
-    async with aclosing(archive.messages(begins)) as batches:
-        async for batch in batches:
-            await pace(len(batch.bodies))
-            await target.publish(batch.offset + 1, batch.bodies)
-            count, size_bytes = count + len(batch.bodies), size_bytes + sum(map(len, batch.bodies))
-            at = batch.offset + len(batch.bodies)
-            show(RestoreProgress(is_comparing=False, next_offset=at, size_bytes=size_bytes))
-            if first is None:
-                await target.flush()
-                first = await _first_of(target)
-                _check_ours(target, first, batch.bodies[0])
-    skipped = (*before, *archive.skipped)
-    await target.flush()
-    _check_first(target, first, await _first_of(target))
+    publishing = _Publishing(target, pace, show, await _first_of(target))
+    done = list[Restored]()
+    for row, archive in enumerate(archives[: comparison.ends_before]):
+        if row < comparison.row:
+            done.append(_restored(archive, written_from=archive.end, skipped=archive.skipped))
+            continue
+        if len(archives) > 1:  # a single one is open
+            await target.open(origins[row], _silent)
+        done.append(await publishing.part(archive, row, at if archive is reached else archive.start))
+    _check_first(target, publishing.first, await _first_of(target))
+    return done
+
+
+@dataclass(slots=True)
+class _Publishing:
+    """Publishes one part after the other."""
+
+    target: MessageTarget
+    pace: Callable[[int], Awaitable[None]]
+    show: ShowRestored
+    first: tuple[int, bytes] | None
+    """The first message of the target; None if it has none yet."""
+
+    size_bytes: int = 0
+
+    async def part(self, archive: Archive, row: int, begins: int) -> Restored:
+        """Publish a part from `begins` on, and return once all of it is confirmed."""
+        before = [hole for hole in archive.skipped if hole.next_offset <= begins]
+        count, size_before = 0, self.size_bytes
+        async with aclosing(archive.messages(begins)) as batches:
+            async for batch in batches:
+                await self.pace(len(batch.bodies))
+                await self.target.publish(batch.offset + 1, batch.bodies)
+                count, at = count + len(batch.bodies), batch.offset + len(batch.bodies)
+                self.size_bytes += sum(map(len, batch.bodies))
+                self.show(
+                    RestoreProgress(is_comparing=False, row=row, next_offset=at, size_bytes=self.size_bytes)
+                )
+                if self.first is None:
+                    await self.target.flush()
+                    self.first = await _first_of(self.target)
+                    _check_ours(self.target, self.first, batch.bodies[0])
+        await self.target.flush()
+        size_bytes, skipped = self.size_bytes - size_before, [*before, *archive.skipped]
+        return _restored(archive, written_from=begins, messages=count, size_bytes=size_bytes, skipped=skipped)
+
+
+def _restored(
+    archive: Archive,
+    *,
+    written_from: int,
+    messages: int = 0,
+    size_bytes: int = 0,
+    skipped: Sequence[SkippedOffsets],
+) -> Restored:
     return Restored(
-        first_offset=start,
-        next_offset=max(start, min(archive.until, archive.reader.manifest.next_offset)),
-        written_from=begins,
-        messages=count,
+        stream=archive.reader.manifest.stream,
+        part=archive.number,
+        first_offset=archive.start,
+        next_offset=archive.end,
+        written_from=written_from,
+        messages=messages,
         size_bytes=size_bytes,
-        skipped=skipped,
+        skipped=tuple(skipped),
     )
+
+
+def _origins(archives: Sequence[Archive]) -> list[RestoreOrigin]:
+    """Return what a target must know of each part. It has to hold all of them."""
+    origins = [origin_of(archive, archive.start) for archive in archives]
+    size_bytes = sum(origin.size_bytes for origin in origins)
+    has_tracking = any(origin.has_tracking for origin in origins)
+    return [replace(origin, size_bytes=size_bytes, has_tracking=has_tracking) for origin in origins]
+
+
+def _silent(text: str) -> None:
+    """Tell nothing: what a target says when it is opened again was said before."""
 
 
 async def write_chunks(
     archive: Archive,
     target: ChunkTarget,
-    start: int,
     *,
     tell: Tell,
     show: ShowRestored,
@@ -138,7 +215,7 @@ async def write_chunks(
             "the files of a broker cannot leave out damaged chunks: publish the messages to a running "
             "broker, or restore the part before the damage with --until"
         )
-    first = await _chunk_at(archive, start)
+    first = await _chunk_at(archive, archive.start)
     if first >= archive.until:
         raise NotOffloaded(f"no chunk begins in offsets [{first}, {archive.until}): nothing to restore")
     begins = await target.open(origin_of(archive, first), tell)
@@ -152,6 +229,8 @@ async def write_chunks(
     if written is not None:
         await written(target.last_header)
     return Restored(
+        stream=archive.reader.manifest.stream,
+        part=archive.number,
         first_offset=first,
         next_offset=await target.finish(),
         written_from=begins,
@@ -161,30 +240,31 @@ async def write_chunks(
     )
 
 
-async def _published(comparison: Comparison, show: ShowRestored) -> int:
-    """Return the archived offset behind the last message that the target has, or `start` if it is empty."""
-    target = comparison.target
-    # Asked before the messages are read: a message that arrives later, from a killed run, is in the target's
-    # messages or is dropped as a repetition.
-    last_id = await target.last_id()
-    if not last_id:
+async def _compare(comparison: Comparison, last_ids: Sequence[int], show: ShowRestored) -> None:
+    """Find the last archived message that the target has. `last_ids` are those of each part's publisher."""
+    target, archives = comparison.target, comparison.archives
+    if not any(last_ids):
         async with aclosing(target.messages()) as found:
             if await anext(found, None) is not None:
                 raise Diverged(
                     f"{target.url} is not empty, and this archive's publisher wrote nothing to it: restore "
                     "into a new stream"
                 )
-        return comparison.start
+        comparison.next_offset = archives[0].start
+        return
     async with aclosing(comparison.runs()) as runs:
         async for _ in runs:
-            show(RestoreProgress(is_comparing=True, next_offset=comparison.next_offset, size_bytes=0))
-    if comparison.next_offset < last_id:
-        raise Diverged(
-            f"{target.url} has lost messages: an earlier restore published those up to archived offset "
-            f"{last_id - 1}, and those from {comparison.next_offset} on are gone, or are not on enough "
-            "replicas yet: run the same command again, and if it says so again, restore into a new stream"
-        )
-    return comparison.next_offset
+            row, at = comparison.row, comparison.next_offset
+            show(RestoreProgress(is_comparing=True, row=row, next_offset=at, size_bytes=0))
+    for row, last_id in enumerate(last_ids):
+        at = comparison.next_offset if row == comparison.row else archives[row].start
+        if row >= comparison.row and at < last_id:
+            which = "" if len(archives) == 1 else f" of {archives[row].reader.manifest.stream!r}"
+            raise Diverged(
+                f"{target.url} has lost messages: an earlier restore published those{which} up to archived "
+                f"offset {last_id - 1}, and those from {at} on are gone, or are not on enough "
+                "replicas yet: run the same command again, and if it says so again, restore into a new stream"
+            )
 
 
 async def _first_of(target: MessageTarget) -> tuple[int, bytes] | None:

@@ -1,4 +1,4 @@
-"""Reading an archived stream to its end, over damage if the caller allows it, and reporting each hole.
+"""Reading a part of an archived stream, over damage if the caller allows it, and reporting each hole.
 
 A damaged chunk is left out whole: the index of its fragment says where it ends. If the fragment's index is
 damaged, or the object is gone, the whole fragment is left out. If the manifest itself is damaged, nothing can
@@ -9,7 +9,7 @@ Invariant: every offset of the stream is either yielded or in `skipped`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -45,16 +45,33 @@ class SkippedOffsets:
 
 @dataclass(slots=True, kw_only=True)
 class Archive:
-    """An archived stream, and what is done about damage in it."""
+    """A part of an archived stream, and what is done about damage in it."""
 
     catalogue: Catalogue
     reader: StreamReader
     skip_damage: bool = False
+    number: int = 1
+    """The number of the part in its stream."""
+
+    start: int = 0
+    """The offset at which a restore begins."""
+
     until: int = OFFSET_MAX
     """The first offset that is not read."""
 
+    behind: Collection[bytes] = ()
+    """The headers of restored chunks behind which the stream went on before this part (`streams.behind`)."""
+
+    is_continued: bool = False
+    """True if the offsets are those of the source of the part before, from its end on or behind a gap."""
+
     skipped: list[SkippedOffsets] = field(default_factory=list)
     """The holes that the last reading met, in order."""
+
+    @property
+    def end(self) -> int:
+        """The first offset behind the last one that is read."""
+        return max(self.start, min(self.until, self.reader.manifest.next_offset))
 
     async def sound(self, offset: int, cut: Cut[T]) -> AsyncGenerator[T, None]:
         """Yield the items of all windows from the chunk that holds `offset` to the end. Close it.
@@ -97,7 +114,7 @@ class Archive:
                 skip = max(offset - batch.offset, 0)
                 bodies = batch.bodies[skip : max(self.until - batch.offset, 0)]
                 if bodies:
-                    yield Messages(batch.offset + skip, batch.timestamp_ms, bodies)
+                    yield Messages(batch.offset + skip, batch.timestamp_ms, bodies, self.reader.part)
 
     async def _behind(self, at: int, damage: Corrupt) -> int:
         """Return the end of the chunk that holds `at`, or that of its fragment if no index says it."""

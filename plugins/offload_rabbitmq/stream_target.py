@@ -96,6 +96,8 @@ class StreamTarget(MessageTarget):
 
     async def open(self, origin: RestoreOrigin, tell: Tell) -> None:
         """See `MessageTarget.open`. Declares the stream if arguments are given and it does not exist."""
+        await self.aclose()
+        self._confirms = _Confirms()
         self._name = publisher_name(origin)
         self._check_retention(origin)
         connection = await StreamConnection.connect(self._place, self._env)

@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from campaign import campaign
+from offload_rabbitmq.stream_target import open_url
+from osiris_writer import simple_chunks
 from rstream import Producer
 from servers.rabbitmq import RECIPE, Broker, rabbitmq
 from servers.scratch import scratch_folder
 from servers.session import REQUIRED
 
-from offload import Dispatcher, FollowRules, Session, StreamReader, TierOptions
+from offload import (
+    Dispatcher,
+    FollowRules,
+    MemoryHandle,
+    ObjectStoreOffloader,
+    Session,
+    StreamReader,
+    StreamWriter,
+    TierOptions,
+)
 from offload.contracts.broker import BrokerView
-from offload.errors import Denied, NotOffloaded
+from offload.errors import Denied, NotOffloaded, TryAgain
+from offload.model.part import StreamPart
+from offload.model.position import AtEdge
 from offload.session import as_offloader
+from offload.store.memory import MemoryStore
+from offload.streams.archived_parts import archived_parts
 from offload.streams.follow_rules import FollowState, FollowStatus, Wait
+from offload.streams.read_back import Comparison
+from offload.streams.restore import publish as publish_parts
 from offload.streams.vouched import VouchedSource
 
 pytestmark = campaign("an imitation of the broker's port has the same claims")
@@ -175,3 +192,38 @@ async def assert_whole(session: Session, tier: Path, ends: dict[str, int]) -> No
         reader = await StreamReader.open(as_offloader(session.tier(str(tier))), stream)
         found = [body async for batch in reader.messages(0) for body in batch.bodies]
         assert found == [b"%06d" % number for number in range(count)]
+
+
+def test_a_real_broker_gets_the_records_of_all_parts_once(broker: Broker) -> None:
+    """The restore is killed within each part, and between the two. The broker knows a publisher of each."""
+
+    async def scenario() -> None:
+        await publish(broker, ("parts",), 0)
+        url = f"rabbitmq-stream://127.0.0.1:{broker.stream_port}/parts"
+        tier = ObjectStoreOffloader(MemoryStore())
+        for part, first in ((StreamPart("orders"), 0), (StreamPart("orders", 2), 500)):
+            if part.number > 1:
+                await tier.begin_part(part, before=None)
+            writer = await StreamWriter.claim(tier, part.name, is_new=True, first_offset=first)
+            await writer.offload([MemoryHandle([*simple_chunks(20, first_offset=first)])])
+        parts = await archived_parts(tier, await StreamReader.open(tier, "orders"), AtEdge.FIRST)
+        for batches in (4, 20, 29, 1000):
+            target, left = open_url(url, {}), iter(range(batches))
+
+            async def pace(amount: int, left: Iterator[int] = left) -> None:
+                if next(left, None) is None:
+                    raise TryAgain("killed")
+
+            try:
+                with suppress(TryAgain):
+                    done = await publish_parts(parts.archives, target, pace=pace, tell=str, show=str)
+            finally:
+                await target.aclose()
+        target = open_url(url, {})
+        found = [
+            (run.part, run.old, run.count) for run in (await Comparison(parts.archives, target).map()).runs()
+        ]
+        assert found == [(1, 0, 60), (2, 500, 60)]
+        assert sum(each.messages for each in done) < 60
+
+    asyncio.run(scenario())

@@ -146,35 +146,99 @@ def test_a_map_that_cannot_be_written_is_refused_before_the_work(
     assert "no file can be written there" in ran.error
 
 
-def test_one_part_of_a_stream_is_restored_and_the_others_are_named(
+def test_a_stream_with_parts_is_restored_into_one_stream_with_its_gaps_named(
     tmp_path: Path, broker: StreamBroker
 ) -> None:
-    """A part may repeat the offsets of the part before it."""
-    asyncio.run(_two_parts(str(tmp_path / "tier")))
+    tier, map_file = tmp_path / "tier", tmp_path / "map"
+    asyncio.run(_two_parts(str(tier), first_offset=20))
+    words = ("restore", tier, "orders", broker.url)
+
+    broker.dies_after = 12
+    died, ran = offload(*words), offload(*words, "--map", map_file)
+    again = offload(*words, "--json")
+
+    gap = {"part": 2, "from_offset": 9, "to_offset": 20, "records": 11, "kind": "lost"}
+    assert (died.code, ran.code) == (1, 0), ran.stderr
+    named = "note: gap before part 2: offsets [9, 20) are lost, 11 records"
+    assert all(named in each.stderr for each in (died, ran, again))
+    assert "note: 'orders' is in the target already" in ran.stderr
+    assert ran.lines == [
+        f"orders: offsets [0, 9) are in {broker.url}; wrote 0 messages; offsets below 9 were there",
+        f"orders-part-2: offsets [20, 29) are in {broker.url}; wrote 6 messages; offsets below 23 were there",
+        "orders: 1 gap, 11 records lost",
+        f"every message compared; the map is in {map_file}",
+    ]
+    assert broker.bodies == [b"message %d" % k for k in [*range(9), *range(20, 29)]]
+    assert [json.loads(line) for line in map_file.read_text().splitlines()] == [
+        {"part": 1, "old": 0, "new": 0, "count": 9},
+        gap | {"new": 9},
+        {"part": 2, "old": 20, "new": 9, "count": 9},
+    ]
+    done = again.document
+    assert done["gaps"] == [{"stream": "orders"} | gap]
+    assert (done["first_offset"], done["next_offset"], done["messages"]) == (0, 29, 0)
+    assert [(each["part"], each["stream"], each["next_offset"]) for each in done["parts"]] == [
+        (1, "orders", 9),
+        (2, "orders-part-2", 29),
+    ]
+
+
+def test_a_part_that_repeats_offsets_is_restored_whole_and_reported(
+    tmp_path: Path, broker: StreamBroker
+) -> None:
+    asyncio.run(_two_parts(str(tmp_path / "tier"), first_offset=3))
 
     ran = offload("restore", tmp_path / "tier", "orders", broker.url)
 
     assert ran.code == 0, ran.stderr
-    assert "only part 1, 'orders', is restored: restore orders-part-2 by name" in ran.stderr
-    assert broker.bodies == [b"message %d" % k for k in range(9)]
+    assert (
+        "part 2 begins at offset 3, and repeats offsets below 9: all its records are restored" in ran.stderr
+    )
+    assert broker.bodies == [b"message %d" % k for k in [*range(9), *range(3, 12)]]
 
 
-def test_an_archive_that_goes_on_in_another_part_is_refused_before_anything_is_published(
+def test_one_part_of_a_stream_is_restored_by_its_name_or_up_to_its_end(
     tmp_path: Path, broker: StreamBroker
 ) -> None:
-    asyncio.run(_two_parts(str(tmp_path / "tier")))
+    """Files can hold one part. The error has the arguments that choose it."""
+    tier, folder = tmp_path / "tier", tmp_path / "log"
+    asyncio.run(_two_parts(str(tier), first_offset=20))
 
-    ran = offload("restore", tmp_path / "tier", "orders", broker.url, "--new-part")
+    several = offload("restore", tier, "orders", "--files", folder)
+    later = offload("restore", tier, "orders-part-2", broker.url)
 
-    assert (ran.code, broker.bodies) == (1, [])
-    assert "stream 'orders' has gone on as 'orders-part-2': restore that part with --new-part" in ran.stderr
+    assert several.code == 1
+    assert "has 2 parts, and files can hold one of them" in several.error
+    assert several.error.endswith("where PART is orders --until 9 or orders-part-2")
+    assert later.lines == [f"orders-part-2: offsets [20, 29) are in {broker.url}; wrote 9 messages"]
 
 
-async def _two_parts(tier: str) -> None:
+def test_the_archive_goes_on_behind_all_parts_of_a_stream(tmp_path: Path, broker: StreamBroker) -> None:
+    tier, folder = tmp_path / "tier", tmp_path / "links" / "orders"
+    asyncio.run(_two_parts(str(tier), first_offset=20))
+    words = ("restore", tier, "orders", broker.url, "--new-part")
+
+    first = offload(*words)
+    broker.append([b"new 1", b"new 2"])
+    write_stream(folder, broker.log())
+    synced = sync(folder.parent, tier)
+    again = offload(*words)
+    earlier = offload("restore", tier, "orders-part-2", broker.url, "--new-part")
+
+    assert (first.code, again.code) == (0, 0), again.stderr
+    assert first.lines[-1] == again.lines[-1]
+    assert first.lines[-1].startswith("orders: goes on in part 3, which begins at offset ")
+    assert (synced.objects[0]["stream"], synced.objects[0]["messages"]) == ("orders-part-3", 2)
+    assert broker.bodies[-3:] == [b"message 28", b"new 1", b"new 2"]
+    assert offload("read", tier, "orders", "--format", "body").code == 0
+    assert earlier.code == 1
+
+
+async def _two_parts(tier: str, *, first_offset: int) -> None:
     async with open_tier(tier) as offloader:
         writer = await StreamWriter.claim(offloader, "orders")
         await writer.offload([MemoryHandle([*simple_chunks(3)])])
         second = StreamPart("orders", 2)
         await offloader.begin_part(second, before=writer.manifest)
-        writer = await StreamWriter.claim(offloader, second.name, first_offset=3)
-        await writer.offload([MemoryHandle([*simple_chunks(3, first_offset=3)])])
+        writer = await StreamWriter.claim(offloader, second.name, first_offset=first_offset)
+        await writer.offload([MemoryHandle([*simple_chunks(3, first_offset=first_offset)])])

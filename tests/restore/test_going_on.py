@@ -7,7 +7,7 @@ retention delete what was restored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -30,12 +30,12 @@ from offload.model.part import StreamPart
 from offload.model.position import AtEdge
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.behind import begin_behind
+from offload.streams.archived_parts import ArchivedParts, archived_parts
+from offload.streams.behind import begin_behind, restored_part
 from offload.streams.follow_rules import FollowRules
 from offload.streams.follower import Follower
 from offload.streams.read_back import Comparison
 from offload.streams.restore import publish
-from offload.streams.salvage import Archive
 from offload.streams.sync import StreamReport
 from offload.upkeep.parts import link_copy
 from offload.upkeep.retention import Retention, trim
@@ -57,6 +57,8 @@ class World:
 
     broker: StreamBroker
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
+    later: list[str] = field(default_factory=list)
+    """The chunks of a second part of the archive, behind a gap."""
     clock: Clock = field(default_factory=Clock)
     store: MemoryStore = field(default_factory=MemoryStore)
     new: list[bytes] = field(default_factory=list)
@@ -64,7 +66,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.chunks, messages = odd_chunks(self.kinds)
-        self.old = [body for _, body in messages]
+        later, more = odd_chunks(self.later, first_offset=99)
+        self.later_chunks = later
+        self.old = [body for _, body in messages + more]
         self.numbers = count()
 
     def tier(self, dies_after: int | None = None) -> ObjectStoreOffloader:
@@ -81,21 +85,32 @@ class World:
         """Archive the old stream. Its leader had epoch 7, and that of the target has epoch 1."""
         writer = await StreamWriter.claim(self.tier(), STREAM, source_epoch=7)
         await writer.offload([MemoryHandle(self.chunks)])
+        if self.later:
+            part = StreamPart(STREAM, 2)
+            await self.tier().begin_part(part, before=writer.manifest)
+            writer = await StreamWriter.claim(
+                self.tier(), part.name, is_new=True, first_offset=99, source_epoch=7
+            )
+            await writer.offload([MemoryHandle(self.later_chunks)])
+
+    async def archived(self, stream: str = STREAM) -> ArchivedParts:
+        """Return what is restored."""
+        reader = await StreamReader.open(self.tier(), stream, emit=silent)
+        return await archived_parts(self.tier(), reader, AtEdge.FIRST)
 
     async def restore(self, *, dies_after: int | None = None, stream: str = STREAM) -> StreamPart:
         """Restore with `--new-part`, as one run of the command does."""
         tier, target = self.tier(dies_after), open_url(self.broker.url, {})
-        reader = await StreamReader.open(tier, stream, emit=silent)
-        archive, start = Archive(catalogue=tier, reader=reader), reader.manifest.first_offset
+        parts = await self.archived(stream)
         try:
-            await publish(archive, target, start, pace=at_once, tell=str, show=str, is_followed=True)
-            comparison = Comparison(archive, target, start, is_followed=True)
+            await publish(parts.archives, target, pace=at_once, tell=str, show=str, is_followed=True)
+            comparison = Comparison(parts.archives, target, is_followed=True)
             await comparison.map()
         finally:
             await target.aclose()
-        part = next((p for p in await tier.parts(STREAM) if p.name == stream), StreamPart(STREAM))
         header, env = comparison.last_header, self.clock.env()
-        return await begin_behind(tier, part, reader.manifest, header, env=env, emit=silent)
+        part, committed = restored_part(parts.live, header)
+        return await begin_behind(tier, part, committed, header, env=env, emit=silent)
 
     def source(self, name: str = STREAM) -> GrowingStream:
         """Return the folder of the target, under the name of the archived stream."""
@@ -132,12 +147,16 @@ class World:
         return found
 
 
-def run(scenario: Callable[[World], Awaitable[None]], kinds: list[str] | None = None) -> None:
+def run(
+    scenario: Callable[[World], Awaitable[None]],
+    kinds: list[str] | None = None,
+    later: Sequence[str] = (),
+) -> None:
     """Run a scenario in a world with an archive."""
 
     async def main() -> None:
         async with running(StreamBroker()) as broker:
-            world = World(broker, kinds or list(KINDS))
+            world = World(broker, kinds or list(KINDS), [*later])
             await world.archive()
             await scenario(world)
 
@@ -159,13 +178,18 @@ STEPS = st.lists(
     st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=7).filter(
         lambda kinds: {*kinds} != {"tracking"}
     ),
+    st.lists(st.sampled_from(["plain", "batch", "tracking"]), max_size=3),
     STEPS,
     STEPS,
 )
 def test_readers_get_the_old_and_then_the_new_messages_once_whatever_is_killed(
-    kinds: list[str], before: list[tuple[str, int | None]], steps: list[tuple[str, int | None]]
+    kinds: list[str],
+    later: list[str],
+    before: list[tuple[str, int | None]],
+    steps: list[tuple[str, int | None]],
 ) -> None:
     """Restores are killed at any message and any request, and others publish from then on."""
+    following = StreamPart(STREAM, 3 if later else 2)
 
     async def scenario(world: World) -> None:
         for step, amount in before:
@@ -188,7 +212,7 @@ def test_readers_get_the_old_and_then_the_new_messages_once_whatever_is_killed(
             with suppress(Killed):
                 if step == "restore":
                     await world.restore(dies_after=amount)
-                elif step == "sync" and await world.tier().parts(STREAM):
+                elif step == "sync" and following in await world.tier().parts(STREAM):
                     assert (await world.sync(dies_after=amount)).error is None
             found = await world.read()
             assert found == [*world.old, *world.new][: len(found)]
@@ -198,10 +222,47 @@ def test_readers_get_the_old_and_then_the_new_messages_once_whatever_is_killed(
         world.publish(3)
         report = await world.sync()
 
-        assert (part, report.part, report.error) == (StreamPart(STREAM, 2), StreamPart(STREAM, 2), None)
+        assert (part, report.part, report.error) == (following, following, None)
         assert await world.read() == [*world.old, *world.new]
 
-    run(scenario, kinds)
+    run(scenario, kinds, later)
+
+
+def test_a_part_that_is_recorded_and_never_begun_does_not_keep_the_stream_from_going_on() -> None:
+    """Its source was lost between the two steps. If it comes back, it is refused."""
+
+    async def scenario(world: World) -> None:
+        manifest = await world.tier().load_manifest(STREAM)
+        await world.tier().begin_part(StreamPart(STREAM, 2), before=manifest)
+
+        part = await world.restore()
+        world.publish(2)
+        report = await world.sync()
+
+        assert (part.number, report.part.number, report.error) == (3, 3, None)
+        assert await world.read() == [*world.old, *world.new]
+
+    run(scenario)
+
+
+def test_a_target_behind_which_the_stream_has_gone_on_gets_none_of_its_messages_again() -> None:
+    """Without `--new-part`, the part that continues the target would be published to it again."""
+
+    async def scenario(world: World) -> None:
+        await world.restore()
+        world.publish(4)
+        await world.sync()
+        target, parts = open_url(world.broker.url, {}), await world.archived()
+        before = [*world.broker.stored]
+
+        with pytest.raises(Diverged, match=r"goes on as 'orders-part-3': to complete .* add --new-part"):
+            await publish(parts.archives, target, pace=at_once, tell=str, show=str)
+        await target.aclose()
+        assert await world.restore() == StreamPart(STREAM, 3)
+
+        assert world.broker.stored == before
+
+    run(scenario, later=["plain"])
 
 
 @pytest.mark.parametrize("requests", range(8))
@@ -415,10 +476,6 @@ def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() 
             assert part == StreamPart(STREAM, 3)
             assert await world.read() == [*world.old, *world.new]
 
-            world.broker = StreamBroker(chunk_messages=2)
-            async with running(world.broker):
-                with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
-                    await world.restore()
             world.broker = first
             with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
                 await world.restore()  # a sync of this target would be refused
@@ -448,16 +505,23 @@ def test_a_part_that_lost_its_data_to_retention_goes_on_where_its_source_begins_
 
 
 def test_a_part_that_lost_its_data_to_retention_is_not_taken_for_one_that_was_not_used() -> None:
+    """The stream goes on behind it: its own source is refused from then on."""
+
     async def scenario(world: World) -> None:
         part = await world.restore()
         world.publish(3)
         await world.sync()
         end = (await world.tier().load_manifest(part.name)).next_offset
         await trim(world.tier(), part.name, Retention(before_offset=end))
-        world.broker = StreamBroker(chunk_messages=3)
+        source, world.broker = world.source(), StreamBroker(chunk_messages=3)
         async with running(world.broker):
-            with pytest.raises(Diverged, match="'orders-part-2': restore that part"):
-                await world.restore()
+            following, world.new = await world.restore(), []
+            world.publish(2)
+            assert (await world.sync()).error is None
+
+        assert following == StreamPart(STREAM, 3)
+        assert isinstance((await world.sync(source)).error, Diverged)
+        assert await world.read() == [*world.old, *world.new]
 
     run(scenario)
 

@@ -14,7 +14,7 @@ import pytest
 from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odd_archives import STREAM, archived, odd_chunks
+from odd_archives import STREAM, archived, damage, odd_chunks
 from offload_rabbitmq.stream_target import StreamTarget, open_url, publisher_name
 from stream_broker import (
     AUTHENTICATE,
@@ -36,6 +36,7 @@ from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloa
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
 from offload.model.chunk_table import ChunkType
+from offload.model.position import PartOffset
 from offload.streams.read_back import Comparison, OffsetMap, OffsetRun
 from offload.streams.restore import Restored, origin_of, publish
 from offload.streams.salvage import Archive
@@ -321,7 +322,10 @@ def test_the_map_has_the_last_offset_that_each_consumer_stored() -> None:
         archive = await archived(chunks)
         await restore(archive, broker)
 
-        assert (await mapped(archive, broker, 0)).consumers == {b"app": 5, b"late": 6}
+        assert (await mapped(archive, broker, 0)).consumers == {
+            b"app": PartOffset(1, 5),
+            b"late": PartOffset(1, 6),
+        }
 
     run(scenario)
 
@@ -570,9 +574,10 @@ async def restore(
     tell: Callable[[str], None] = str,
 ) -> Restored:
     """Restore as one run of the command does."""
-    target = open_url(broker.url, options or {})
+    target, archive.start = open_url(broker.url, options or {}), start
     try:
-        return await publish(archive, target, start, pace=pace, tell=tell, show=str)
+        [done] = await publish([archive], target, pace=pace, tell=tell, show=str)
+        return done
     finally:
         await target.aclose()
 
@@ -581,14 +586,7 @@ async def mapped(archive: Archive, broker: StreamBroker, start: int) -> OffsetMa
     target: StreamTarget = open_url(broker.url, {})
     try:
         await target.open(origin_of(archive, start), str)
-        return await Comparison(archive, target, start).map()
+        archive.start = start
+        return await Comparison([archive], target).map()
     finally:
         await target.aclose()
-
-
-def damage(objects: dict[str, bytes], body: bytes) -> None:
-    """Flip a bit of the first message with this body."""
-    (key,) = [key for key in objects if key.endswith(".fragment")]
-    raw = bytearray(objects[key])
-    raw[raw.index(body)] ^= 1
-    objects[key] = bytes(raw)
