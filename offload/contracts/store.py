@@ -327,7 +327,8 @@ class ObjectStore(ABC):
         """Return the unfinished uploads of keys that begin with `prefix`.
 
         Empty if the store cannot list them. Optional. The parts of an upload that a crash left are stored,
-        and paid for, until it is aborted.
+        and paid for, until it is aborted. An upload that has no part yet may be missing: Azure stores nothing
+        of it.
         """
         return ()
 

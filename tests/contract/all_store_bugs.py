@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from contract.beside_bugs import BESIDE_BUGS
 from contract.breadth_bugs import BREADTH_BUGS
 from contract.bugs import Bug
 from contract.capability_bugs import CAPABILITY_BUGS
@@ -27,4 +28,5 @@ ALL_STORE_BUGS: Final[list[Bug]] = [
     *METADATA_BUGS,
     *EDGE_BUGS,
     *KIND_BUGS,
+    *BESIDE_BUGS,
 ]

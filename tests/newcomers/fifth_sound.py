@@ -223,8 +223,8 @@ class AtticUpload(Upload):
         self.store, self.key, self.name = store, key, name
 
     async def put_part(self, number: int, data: bytes) -> None:
-        if number < 1:
-            raise Misuse(f"part {number} of {self.key!r}: numbers begin at 1")
+        if not 1 <= number < 2**63:
+            raise Misuse(f"part {number} of {self.key!r}: numbers begin at 1, and have 63 bits")
         row = (self.name, number, bytes(data))
         # An upload that was aborted keeps no part.
         insert = (

@@ -43,13 +43,17 @@ class AttemptClauses(OffloaderClauses):
     """The clauses on attempts: disjoint, prepared before they are uploaded, whole, and deleted with care."""
 
     def test_attempts_are_disjoint(self, run: Run, offloader: LedgerOffloader, writer: StreamWriter) -> None:
-        """Attempts at the same ledger share nothing: deleting some of them leaves the others whole."""
+        """Attempts at the same ledger share nothing: deleting some of them leaves the others whole.
+
+        So does the deletion of an attempt that is absent, or deleted already.
+        """
         ledger = drawn_ledger(random.randint(1, 20))
         attempts = run(writer.prepare([0] * 4))
         kept, *dropped = random.sample(attempts, 4)
         receipts = {attempt: run(stored(writer, ledger, attempt)) for attempt in attempts}
 
-        run(offloader.delete_offloaded(dropped[0]))
+        for each in (dropped[0], dropped[0], replace(kept, uid=UUID(int=kept.uid.int ^ 1))):
+            run(offloader.delete_offloaded(each))
         run(writer.append([receipts[kept]]))
         for attempt in dropped[1:]:
             run(offloader.delete_offloaded(attempt))

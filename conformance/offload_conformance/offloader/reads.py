@@ -37,6 +37,9 @@ SHAPES: Final = {
 The largest exceeds any buffer, and the longest has more chunks than a page has rows.
 """
 
+HANDLES: Final = 128
+"""So many handles of each of two attempts are open at once: more than most clients have cursors."""
+
 
 class OffloaderReadClauses(OffloaderClauses):
     """The clauses on reads: verbatim, absence is an error, snapshots do not move, chunks are whole."""
@@ -67,7 +70,10 @@ class OffloaderReadClauses(OffloaderClauses):
         run(scenario())
 
     def test_reads_may_run_at_once(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Concurrent reads of one handle or of several do not mix, and cancelling one disturbs no other."""
+        """Concurrent reads of one handle or of several do not mix, and cancelling one disturbs no other.
+
+        Many handles may be open, and each of them can be read.
+        """
         ledgers_ = [drawn_ledger(20), drawn_ledger(20, ledger_id=1)]
         attempts = run(writer.prepare([0, 1]))
         receipt = run(stored(writer, ledgers_[0], attempts[0]))
@@ -83,8 +89,10 @@ class OffloaderReadClauses(OffloaderClauses):
             handles = [
                 (await other.read_offloaded(attempt), ledger.chunks)
                 for attempt, ledger in zip(attempts, ledgers_, strict=True)
-                for _ in range(2)
+                for _ in range(min(self.many_fragments // 8, HANDLES))
             ]
+            for handle, chunks in handles[:2]:
+                await read(handle, chunks, 0, 20)
             for _ in range(5):
                 reads = [
                     asyncio.ensure_future(read(*random.choice(handles), first, first + random.randint(1, 8)))

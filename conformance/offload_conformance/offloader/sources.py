@@ -188,9 +188,13 @@ class SourceClauses(OffloaderClauses):
     def test_cancelled_offloads_hinder_nobody(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """After an offload is cancelled, other offloads work, and its attempt can be deleted."""
+        """After an offload is cancelled, other offloads work, and its attempt can be deleted.
+
+        Another attempt at the same ledger, which was stored before, can still be committed.
+        """
         ledger, sound = ledger_of(12, body_size_bytes=500 * KIB), drawn_ledger(5)
-        attempts = run(writer.prepare([0] * FAILURES))
+        before, *attempts = run(writer.prepare([0] * (FAILURES + 1)))
+        receipt = run(stored(writer, sound, before))
 
         async def scenario() -> None:
             for attempt in attempts:
@@ -210,10 +214,13 @@ class SourceClauses(OffloaderClauses):
 
         run(scenario())
 
-        attempt = run(committed(writer, sound))
+        run(writer.append([receipt]))
+        behind = drawn_ledger(5, first_offset=sound.next_offset)
+        attempt = run(committed(writer, behind))
         for each in attempts:
             run(other.delete_offloaded(each))
-        assert run(chunks_of(other, attempt)) == [*sound.chunks]
+        assert run(chunks_of(other, before)) == [*sound.chunks]
+        assert run(chunks_of(other, attempt)) == [*behind.chunks]
 
     def test_returned_offloads_read_no_more(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
@@ -307,7 +314,7 @@ class SourceClauses(OffloaderClauses):
         """
         ledger = drawn_ledger(5, ledger_id=3)
         behind = drawn_ledger(4, first_offset=ledger.next_offset, ledger_id=3)
-        before = dict(METADATA)
+        given = dict(METADATA)
 
         async def told(stream: str, metadata: Mapping[str, str]) -> list[object]:
             writer = await StreamWriter.claim(offloader, stream)
@@ -325,11 +332,11 @@ class SourceClauses(OffloaderClauses):
             assert await other.leftovers(await taken(other, stream)) == []
             return [*found, await other.load_manifest(stream)]
 
-        with_it, without = run(told("with", METADATA)), run(told("without", {}))
+        with_it, without = run(told("with", given)), run(told("without", {}))
 
         for found, expected in zip(with_it, without, strict=True):
             assert_same(found, expected, but=OWN_CHOICE)
-        assert dict(METADATA) == before, "the caller's mapping was changed"
+        assert given == METADATA, "the caller's mapping was changed"
 
     def test_offloads_may_run_at_once(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter

@@ -47,7 +47,8 @@ class CreateClauses(StoreClauses):
     def test_create_never_replaces(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """The second create of a key raises `AlreadyExists`, from any client, and changes nothing.
 
-        After another client has deleted the key, a create succeeds.
+        After another client has deleted the key, a create succeeds. The next call of a client that was
+        refused takes effect.
         """
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
@@ -58,6 +59,9 @@ class CreateClauses(StoreClauses):
             with raises(AlreadyExists, "a second create of a key") as caught:
                 run(client.create("key", b"second"))
             assert caught.value.key == "key"
+            run(client.put("next", Body.of(b"next")))
+            assert run((other if client is store else store).get("next")) == b"next", "a put after a refusal"
+            run(client.delete(["next"]))
 
         assert run(other.get("key")) == b"first"
         run(other.delete(["key"]))

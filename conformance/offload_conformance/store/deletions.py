@@ -6,26 +6,36 @@ from offload.contracts.store import Body, ObjectStore
 from offload.errors import NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
-from offload_conformance.store.base import StoreClauses
+from offload_conformance.store.base import DIGITS, StoreClauses, make_sure_of
 from offload_conformance.store.listings import MANY
 
 BATCH = 100
 """The number of keys that some stores delete in one request. Others take 1,000."""
+
+EQUAL = DIGITS * 1_000
+"""The bytes of several objects, long enough for a store that keeps equal bytes once."""
 
 
 class DeletionClauses(StoreClauses):
     """The clauses on `delete`: it is idempotent."""
 
     def test_deletion_is_idempotent(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Deleting absent keys, a key twice, or no key at all succeeds and deletes nothing else."""
+        """Deleting absent keys, a key twice, or no key at all succeeds and deletes nothing else.
+
+        The objects that stay keep their bytes, even if those that are deleted had the same.
+        """
         for key in ("a/1", "a/2", "a/22", "b"):
-            run(store.put(key, Body.of(b"")))
+            run(store.put(key, Body.of(EQUAL)))
 
         for _ in range(2):
             run(store.delete(["a/2", "b", "never", "a", "none/key", "b", "a/1/below", "a/22/below/it"]))
         run(store.delete([]))
 
         assert self.keys_in_store() == {"a/1", "a/22"}
+        for key in ("a/1", "a/22"):
+            make_sure_of(
+                run(other.get(key)), EQUAL, f"{key!r}, after an object of the same bytes was deleted"
+            )
         with raises(NotFound, "a read of a deleted key"):
             run(other.get("b"))
 

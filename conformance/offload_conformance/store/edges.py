@@ -86,6 +86,9 @@ NO_BEGINNINGS: Final = (
 )
 """Prefixes of which `x/key` is no continuation, although path rules or word rules might find it."""
 
+LAST_CHARACTERS: Final = ("x\ud7ff", "\uffff", "x\uffff", "\U0010ffff", "x/\U0010ffff", "\x7f")
+"""Texts whose last character is the last of its kind: the next one is longer, half a pair, or none."""
+
 METADATA_NAMES: Final = (
     *(
         "Role",
@@ -170,10 +173,10 @@ KINDS: Final[Mapping[str, ArgumentKind]] = {
             "store/listing_reads_prefixes_as_they_are",
             "store/listing_finds_nothing_under_what_begins_no_key",
         ),
-        taken=("", *SPECIAL_KEYS, *NO_BEGINNINGS),
+        taken=("", *SPECIAL_KEYS, *NO_BEGINNINGS, *LAST_CHARACTERS),
     ),
     "after: str": ArgumentKind(
-        asked_by=("store/listing_begins_after",), taken=("", *SPECIAL_KEYS, "\U0010ffff")
+        asked_by=("store/listing_begins_after",), taken=("", *SPECIAL_KEYS, *LAST_CHARACTERS)
     ),
     "span: Span | Suffix | None": ArgumentKind(asked_by=("store/ranges_are_exact",), taken=(None,)),
     "Span.start: int": ArgumentKind(

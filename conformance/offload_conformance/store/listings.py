@@ -278,7 +278,7 @@ class ListingClauses(StoreClauses):
         this client and by another. Each row that may be the last of a page is deleted as soon as it is shown.
         A store that finds its next page by a number of rows, or that drops the first row of a page as known,
         would lose one. A client that keeps its only connection for the listing would wait for ever. A caller
-        may take its time, and the same holds for levels.
+        may take its time, and list the same folder meanwhile. The same holds for levels.
         """
         there = [f"many/{n:05}" for n in range(MANY)]
         run(fill(store, there))
@@ -307,6 +307,10 @@ class ListingClauses(StoreClauses):
                     await asyncio.sleep(SLOW_SECONDS)
             return rows
 
+        async def meanwhile() -> list[str]:
+            await asyncio.sleep(SLOW_SECONDS / 2)
+            return keys(await listed(store, "many/"))
+
         async def found() -> list[str]:
             rows = []
             async for row in store.list("many/"):
@@ -318,7 +322,7 @@ class ListingClauses(StoreClauses):
                     await change(store if len(rows) % 2 else other, len(rows))
             return rows
 
-        slow = run(gathered(slowly(store.list("many/")), slowly(other.level("many/"))))
+        slow = run(gathered(slowly(store.list("many/")), slowly(other.level("many/")), meanwhile()))
         for names in slow:
             make_sure_of_keys(names, there, "the names that a slow caller was shown")
         rows = run(found())
@@ -342,7 +346,7 @@ class ListingClauses(StoreClauses):
                 names.append(name)
                 if len(names) in LAST_ROWS:
                     gone.add(name)
-                    await other.delete([name])
+                    await (store, other)[len(names) % 2].delete([name])
             return names
 
         names = run(found())

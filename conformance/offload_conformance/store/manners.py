@@ -34,6 +34,7 @@ from offload_conformance.store.base import (
     listed,
     make_sure_of,
     moment,
+    refuses,
     store_by,
     turns_of,
     windows_of,
@@ -56,6 +57,9 @@ CLOSED: Final = 8
 
 COPIES: Final = 3
 """So many objects are copied within the store at once."""
+
+AT_ONCE: Final = 18
+"""So many objects are put at once, and then asked for: more than most clients have connections."""
 
 CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object]]]] = {
     "get": lambda store: store.get("large"),
@@ -126,12 +130,18 @@ class StoreMannerClauses(StoreClauses):
     def test_closing_leaves_other_clients_alone(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """Closing one client of a place does not affect the others."""
+        """Closing one client of a place does not affect the others, nor their unfinished uploads."""
         run(store.put("key", Body.of(b"data")))
         run(other.get("key"))
+        upload = run(other.start_upload("uploaded")) if store.capabilities.multipart else None
+        if upload is not None:
+            run(upload.put_part(1, b"part"))
 
         run(store.aclose())
 
+        if upload is not None:
+            run(upload.complete())
+            assert run(other.get("uploaded")) == b"part"
         assert run(other.get("key")) == b"data"
         run(other.put("key", Body.of(b"more")))
         assert run(other.get("key")) == b"more"
@@ -244,7 +254,12 @@ async def within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
 
 async def writes_beside_writes(store: ObjectStore) -> None:
     """Fail if the windows of bodies or the parts of uploads mix, or answers of calls are exchanged."""
-    pieces = {f"beside/{n}": [bytes([65 + n, 48 + piece]) * 700 for piece in range(4)] for n in range(6)}
+    there = [f"beside/{n:02}" for n in range(AT_ONCE)] + [f"beside/{'x' * 240}.{n}" for n in range(2)]
+    pieces = {
+        key: [bytes([65 + n, 48 + piece]) * 700 for piece in range(4)]
+        for n, key in enumerate(there)
+        if not refuses(store, f"{key}.up")
+    }
     least = store.capabilities.part_size_bytes_min
 
     def body(windows: Sequence[bytes]) -> Body:
@@ -277,7 +292,7 @@ async def writes_beside_writes(store: ObjectStore) -> None:
     if store.capabilities.strong_listing:
         await asyncio.gather(*map(make_sure, pieces))
     if store.capabilities.multipart:
-        await asyncio.gather(*map(upload, [*pieces][:3]))
+        await asyncio.gather(*map(upload, [*pieces][-3:]))
 
 
 async def reads_within_puts(store: ObjectStore, large: bytes) -> None:

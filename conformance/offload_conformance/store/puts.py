@@ -228,7 +228,17 @@ class PutClauses(StoreClauses):
             yield DIGITS
 
         await store.put("replaced", Body.of(b"old", metadata=old))
-        await store.put("replaced", Body(size_bytes=2 * len(DIGITS), windows=windows, metadata=new))
+        putting = asyncio.create_task(
+            store.put("replaced", Body(size_bytes=2 * len(DIGITS), windows=windows, metadata=new))
+        )
+        while not putting.done():
+            before = await other.get("replaced")
+            found = (await other.metadata_of("replaced") or {}).get("ours")
+            if await other.get("replaced") == before:
+                wanted = (old if before == b"old" else new).get("ours")
+                assert found == wanted, f"the metadata of an object of {bytes(before)!r} beside a put"
+            await asyncio.sleep(0)
+        await putting
         assert await other.get("replaced") == DIGITS * 2
         assert (await other.metadata_of("replaced") or {}).get("ours") == new.get("ours")
 

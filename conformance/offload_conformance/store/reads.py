@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise, product
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from offload.contracts.store import Body, ObjectStore, Span, Suffix
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.errors import NotFound
 from offload.formats.checksums import crc32c
 from offload.store.spans import clip
@@ -259,7 +259,7 @@ class StoreReadClauses(StoreClauses):
 
         If a longer object replaced the first one, the same span reads up to the new end. If one of the same
         size did, the new bytes are read. A read that began before a write does not pass its answer on to a
-        later read.
+        later read. Neither does a question for the checksum, the metadata or the row.
         """
 
         def part_of(data: bytes) -> bytes:
@@ -283,16 +283,41 @@ class StoreReadClauses(StoreClauses):
         run(store.create("key", b"again"))
         assert run(other.get("key", span)) == part_of(b"again")
 
-        async def overtaken(key: str, turns: int) -> None:
-            reading = asyncio.ensure_future(store.get(key, span))
+        async def overtaken(
+            key: str, turns: int, ask: Callable[[str], Awaitable[object]], *wanted: object
+        ) -> None:
+            asked = asyncio.ensure_future(ask(key))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await store.put(key, Body.of(b"written"))
-            assert await store.get(key, span) == part_of(b"written"), "the answer of an earlier read"
-            await asyncio.gather(reading, return_exceptions=True)
+            await store.put(key, Body.of(b"written", metadata=described(store, "new")))
+            assert await ask(key) in wanted, "the answer of an earlier question"
+            await asyncio.gather(asked, return_exceptions=True)
 
         for turns in range(EARLIER):
-            run(overtaken(f"new.{turns}", turns))
+            run(overtaken(f"new.{turns}", turns, lambda key: store.get(key, span), part_of(b"written")))
+            for ask, *answers in asked_of(store) if span is None else ():
+                run(store.put("old", Body.of(b"before it", metadata=described(store, "old"))))
+                run(overtaken("old", turns, ask, *answers))
+
+
+def described(store: ObjectStore, ours: str) -> dict[str, str]:
+    """Return metadata, or none if the store keeps none."""
+    return {"ours": ours} if store.capabilities.metadata_size_bytes_max else {}
+
+
+def asked_of(store: ObjectStore) -> Iterator[tuple[Any, ...]]:
+    """Yield the questions about an object beside its bytes, with the answers if they are `written`."""
+
+    async def ours(key: str) -> str | None:
+        return (await store.metadata_of(key) or {}).get("ours")
+
+    async def row(key: str) -> Sequence[Listed]:
+        return await listed(store, key)
+
+    yield store.stored_crc32c, None, crc32c(b"written")
+    yield ours, described(store, "new").get("ours")
+    if store.capabilities.strong_listing:
+        yield row, [Listed("old", len(b"written"))]
 
 
 def summed(data: bytes) -> Body:

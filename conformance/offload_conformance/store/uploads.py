@@ -14,6 +14,7 @@ import pytest
 
 from offload.contracts.store import Body, Listed, ObjectStore, Suffix, Upload
 from offload.errors import Misuse, NotFound, OffloadError
+from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
@@ -32,6 +33,9 @@ T = TypeVar("T")
 UNFINISHED: Final = 110
 UNFINISHED_MOST: Final = 1_010
 """The number of uploads that are started: more than a page of most stores, or of any if that is quick."""
+
+GOING_ON: Final = 12
+"""More uploads of one client than one digit counts."""
 
 QUICK_SECONDS: Final = 0.5
 LARGE_PART_SIZE_BYTES: Final = 6 * 2**20 + 5
@@ -105,7 +109,9 @@ class UploadClauses(StoreClauses):
                     make_sure_of(end, b"".join(parts)[-1_000:], "an object whose upload is being completed")
                 await asyncio.sleep(0)  # a store in memory never yields by itself
             await completing
-            make_sure_of(await other.get("a/key"), b"".join(parts), "an upload in four parts")
+            data = b"".join(parts)
+            make_sure_of(await other.get("a/key"), data, "an upload in four parts")
+            assert await other.stored_crc32c("a/key") in {None, crc32c(data)}, "the checksum of an upload"
 
         self.run_upload(run, store, scenario)
 
@@ -152,6 +158,7 @@ class UploadClauses(StoreClauses):
         """An upload replaces the earlier object only when it is complete.
 
         If the key is written meanwhile, the store may refuse the upload, and the key keeps its newer object.
+        A deletion is no reason to refuse it, and an unfinished upload is no object.
         """
 
         async def scenario() -> None:
@@ -174,6 +181,20 @@ class UploadClauses(StoreClauses):
                 make_sure_of(await store.get("key"), b"newer", "the object of a key whose upload was refused")
             else:
                 make_sure_of(await store.get("key"), part, "the object of an upload beside a put")
+            await store.delete(["key"])
+            beside = await store.start_upload("key")
+            await beside.put_part(1, part)
+            if store.capabilities.atomic_create:
+                await store.create("key", b"created")
+                with suppress(OffloadError):
+                    await beside.complete()
+                await beside.abort()
+            await store.put("deleted", Body.of(b"old"))
+            last = await store.start_upload("deleted")
+            await last.put_part(1, part)
+            await store.delete(["deleted"])
+            await last.complete()
+            make_sure_of(await store.get("deleted"), part, "the object of an upload beside a deletion")
 
         self.run_upload(run, store, scenario)
 
@@ -194,7 +215,8 @@ class UploadClauses(StoreClauses):
     def test_an_aborted_upload_leaves_nothing(self, run: Run, store: ObjectStore) -> None:
         """An aborted upload leaves no object, and it may be aborted again.
 
-        An upload may be aborted without a part, and with many. The object of its key stays as it was.
+        An upload may be aborted without a part, and with many. The object of its key stays as it was, and so
+        do the uploads that were begun before and after it.
         """
 
         async def scenario(there: dict[str, bytes]) -> None:
@@ -213,6 +235,22 @@ class UploadClauses(StoreClauses):
                 await scenario({"key": b"created"})
 
         self.run_upload(run, store, partial(scenario, {}))
+        self.run_upload(run, store, self.others_go_on)
+
+    async def others_go_on(self) -> None:
+        """Fail if the abort of a client's first upload takes parts of a later one: ids may begin alike."""
+        client = self.open_store()
+        try:
+            first, *others = [await client.start_upload(f"on/{n}") for n in range(GOING_ON)]
+            for n, upload in enumerate((first, *others)):
+                await upload.put_part(1, b"%d" % n)
+            await first.abort()
+            for upload in others:
+                await upload.complete()
+            for n in range(1, GOING_ON):
+                make_sure_of(await client.get(f"on/{n}"), b"%d" % n, "an upload beside one that was aborted")
+        finally:
+            await client.aclose()
 
     def test_uploads_lack_no_part(self, run: Run, store: ObjectStore) -> None:
         """Completing an upload that lacks a part raises `Misuse`, and nothing is visible.
@@ -294,14 +332,18 @@ class UploadClauses(StoreClauses):
     ) -> None:
         """An unfinished upload that the store lists can be aborted, even twice, and is then no longer listed.
 
-        Any client may abort it, not only the one that started it.
+        Any client may abort it, not only the one that started it. To abort one that was completed since it
+        was listed does no harm to its object.
         """
 
         async def scenario() -> None:
             done, dropped, left = [await store.start_upload(f"data/{n}") for n in range(3)]
             for upload in (done, dropped, left):
                 await upload.put_part(1, b"part")
+            listed_before = await store.unfinished_uploads("data/0")
             await done.complete()
+            for unfinished in listed_before:
+                await other.abort_upload(unfinished)
             await dropped.abort()
             shown = [await store.unfinished_uploads(prefix) for prefix in ("data/0", "data/1", "data/2")]
             assert [*shown[0], *shown[1]] == []
@@ -313,6 +355,7 @@ class UploadClauses(StoreClauses):
                 assert [*await client.unfinished_uploads("data/2")] == []
             await left.abort()
             assert self.keys_in_store() == {"data/0"}
+            assert await other.get("data/0") == b"part"
 
         self.run_upload(run, store, scenario)
 
