@@ -236,6 +236,7 @@ class Follower:
         if self._held_ms is not None:
             return await self._hold()
         if self._pause_of is not None and not await self._is_worth_a_try(self._pause_of):
+            await self._peek()
             return SIGNS_SECONDS
         self._is_wanted = False
         try:
@@ -369,9 +370,9 @@ class Follower:
 
     @contextmanager
     def _peeking(self) -> Iterator[None]:
-        """Keep the ends of the source that the status shows up to date while a look waits for the store."""
+        """Peek now and then while a look waits for the store."""
         is_over = asyncio.Event()
-        peeking = asyncio.ensure_future(self._peek(is_over))
+        peeking = asyncio.ensure_future(self._peek_until(is_over))
         try:
             yield
         finally:
@@ -379,20 +380,26 @@ class Follower:
             is_over.set()
             peeking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
-    async def _peek(self, is_over: asyncio.Event) -> None:
+    async def _peek_until(self, is_over: asyncio.Event) -> None:
         while True:
             # Not the sleep of `env`: a peek decides nothing, and is no part of schedules that tests replay.
             with suppress(TimeoutError):
                 async with asyncio.timeout(PEEK_SECONDS):
                     await is_over.wait()
                     return
-            if self._source_next_offset is None or self.source.needs_since:
-                continue  # the first look notes more than the ends, or only the tier says where they are
-            with suppress(OffloadError):  # the look finds that out too, and says it
-                async with await self.source.snapshot() as snapshot:
-                    if not is_over.is_set():
-                        self._source_first_offset = snapshot.first_offset
-                        self._source_next_offset = snapshot.next_offset
+            await self._peek(is_over.is_set)
+
+    async def _peek(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Look at the source for the status alone: its ends, its losses, the oldest record that waits."""
+        if self._source_next_offset is None or self.source.needs_since:
+            return  # the first look notes more than that, or only the tier says where the ends are
+        with suppress(OffloadError):  # a look finds that out too, and says it
+            async with await self.source.snapshot() as snapshot:
+                if not is_over():
+                    self._source_first_offset = snapshot.first_offset
+                    self._source_next_offset = snapshot.next_offset
+                    self._losses.grow_to(snapshot.first_offset)
+                    await self._measure(snapshot)
 
     def _notice(self, snapshot: Snapshot, since_seconds: float) -> None:
         self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset

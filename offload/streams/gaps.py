@@ -83,6 +83,11 @@ class Losses:
         self._tell(from_offset, to_offset)
         self._open = from_offset, to_offset
 
+    def grow_to(self, to_offset: int) -> None:
+        """Note that the source begins here now, if the stream waits at a gap for a person."""
+        if self._open is not None and to_offset > self._open[1]:
+            self.stop_at(self._open[0], to_offset)
+
     def go_on(self) -> None:
         """Note that the source continues the tier: what it lacked before is in it again."""
         self._open = None

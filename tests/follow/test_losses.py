@@ -18,6 +18,7 @@ from offload.model.part import StreamPart
 from offload.service.metrics import ServiceMetrics
 from offload.streams.follower import Follower
 from offload.streams.gaps import gaps_of
+from offload.streams.pauses import SIGNS_SECONDS
 from offload.upkeep.retention import Retention, trim
 
 NEW_PART = replace(RULES, new_part=True)
@@ -90,6 +91,8 @@ class TestAFollower:
             assert follower.status.lag_records == 10, "what is lost does not wait for a copy"
 
             lose(world, 2)
+            await world.run(follower, SIGNS_SECONDS)
+            assert numbers(follower) == (1, 40), "not only at the next try, minutes later"
             await world.run(follower, 400)
             assert numbers(follower) == (1, 40)
             assert told(world) == [(10, 30), (30, 50)]
