@@ -8,8 +8,8 @@ is started again at once. The time counts from the start of the new process to i
 start of Python included. Then `/metrics` is asked for the lag, and beside it is the age of the first message
 that the tier does not hold. At the end every message is read back from the tier.
 
-With `--instance off` the process has no identity, and waits for `takeover` after each kill. The broker keeps
-60 seconds of the stream, so the stream then pauses at a gap, and the benchmark gives up.
+With `--instance off` the process has no identity, and waits for `takeover` after each kill. The benchmark
+gave up then. The reason was not measured: the broker keeps 60 s of the stream, which may have had a gap.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import offload
+from offload.cli.commands import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -221,6 +222,14 @@ def test_the_install_page_lists_every_extra_and_all_has_all_but_the_tests():
     assert {*re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)} == users
     assert extras["all"] == [f"ledger-offload[{','.join(sorted(users - {'all'}))}]"]
     assert "ledger-offload[all]" in extras["test"]
+
+
+def test_the_page_on_security_has_the_permissions_of_every_command():
+    page = (DOCS / "security.md").read_text(encoding="utf-8")
+    section = page.partition("## The permissions that each command needs")[2].partition("\n\n`repair`")[0]
+    known = set(re.findall(r"`([a-z]+)[ `]", section))
+
+    assert {*BUILT_IN} - known == {"demo", "ctl", "help", "plugins"}, "these use no store of a tier"
 
 
 def test_the_glossary_has_one_row_for_each_word_that_is_used():

@@ -104,7 +104,7 @@ def errors_of(found: list[RepairedFragment]) -> list[type[OffloadError] | None]:
 
 @pytest.mark.parametrize("factor", [1024, 2], ids=["in the root", "in groups"])
 def test_flipped_and_lost_fragments_come_back_and_the_tier_is_sound(factor: int) -> None:
-    """Also the first and the newest one. The sweep deletes the damaged objects."""
+    """Also the first and the newest one. The sweep deletes the damaged objects, and a repair deletes none."""
 
     async def scenario(world: World) -> None:
         before, keys = await world.bodies(), world.data
@@ -113,9 +113,11 @@ def test_flipped_and_lost_fragments_come_back_and_the_tier_is_sound(factor: int)
         for number in (5, 6):
             del world.objects[keys[number]]
 
+        world.store.calls.clear()
         found = await world.repaired()
 
         assert errors_of(found) == [None] * 5
+        assert {call.operation for call in world.store.calls} == {"get", "list", "put", "create"}
         compared = {each.key: each.compared for each in found}
         assert compared == {
             keys[0]: Compared.INDEX,
