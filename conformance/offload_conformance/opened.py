@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar, TypeVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from offload.native.own import native_or_none
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Asynchronous, Run
 
+T = TypeVar("T")
 Open = Callable[[], LedgerOffloader]
 KIB = 1024
 
@@ -29,6 +31,12 @@ class OpenedOffloaders(Asynchronous, ABC):
     tiny_chunks = 3000
     """The length of a stream of tiny chunks. Lower it for an offloader that is too slow for so many."""
 
+    every_case = True
+    """Ask each question in every case. False for a tier that this project makes of a store.
+
+    Each run then draws some cases: the project's own tests have all of them.
+    """
+
     many_streams = 40
     """The number of streams in one place. A tenth as many pairs of names are tested."""
 
@@ -40,6 +48,13 @@ class OpenedOffloaders(Asynchronous, ABC):
 
     Leave it empty for an offloader that neither compresses nor encrypts.
     """
+
+    def some(self, cases: Iterable[T], count: int) -> list[T]:
+        """Return the cases to ask about, in order: all, or so many of them if not `every_case`."""
+        there = [*cases]
+        if self.every_case or len(there) <= count:
+            return there
+        return [there[at] for at in sorted(random.sample(range(len(there)), count))]
 
     def open_coded(self, coding: str) -> LedgerOffloader:
         """Return a fresh offloader on the same place, which stores new data in one of `codings`.

@@ -164,6 +164,8 @@ class StorePlace(BackendPlace):
             for account in self.accounts.values():
                 left |= self.looker.remove(account.keys)
             self.looker.abort_uploads(f"{self.folder}/")
+            # Of many keys, only some were read after their deletion.
+            left |= self.looker.remove({*self.looker.named(f"{self.folder}/")} - {*left})
         except Exception as error:  # noqa: BLE001 - a stranger's store may raise anything
             left[f"{self.folder}/"] = f"perhaps unfinished uploads: {told(error)}"
         _remove_empty_folders(self.shown_url, self.folder)

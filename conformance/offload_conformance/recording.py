@@ -39,6 +39,8 @@ ANSWER_SECONDS_MAX: Final = 120.0
 
 AT_ONCE: Final = 16
 BATCH: Final = 100
+LOOKS: Final = 12
+"""So many keys of a deleted batch are read: the first and the last ones."""
 
 
 def told(error: Exception) -> str:
@@ -230,6 +232,10 @@ class Looker:
         """Return the keys with this prefix that a listing names and a read finds."""
         return self.there(self._run(self._listed(prefix)))
 
+    def named(self, prefix: str) -> list[str]:
+        """Return the keys with this prefix that a listing names, without reading them."""
+        return self._run(self._listed(prefix))
+
     def top(self) -> set[str]:
         """Return the keys and folders at the top of the place."""
         return set(self._run(self._level("")))
@@ -239,8 +245,9 @@ class Looker:
 
         Return those that are still stored afterwards, each with the reason if one is known.
 
-        Deleting many at once is fast, but the result is not trusted, because the store is under test. So each
-        key is read, and keys that are still stored are deleted one by one.
+        Deleting many at once is fast, but the result is not trusted, because the store is under test. So some
+        keys of each batch are read. If one of them is still stored, or a batch failed, all keys are read, and
+        those that are still stored are deleted one by one.
         """
         return self._run(self._removed([*keys]))
 
@@ -269,9 +276,13 @@ class Looker:
         return True
 
     async def _removed(self, keys: list[str]) -> dict[str, str]:
-        await self._each(self._delete, [tuple(keys[n : n + BATCH]) for n in range(0, len(keys), BATCH)])
+        batches = [tuple(keys[n : n + BATCH]) for n in range(0, len(keys), BATCH)]
+        have_failed = any((await self._each(self._delete, batches)).values())
         # A batch may be answered without having deleted everything: only a read shows that.
-        there = [key for key, why in (await self._each(self._seems_there, keys)).items() if why]
+        looked_at = [key for batch in batches for key in _some(batch)]
+        there = [key for key, why in (await self._each(self._seems_there, looked_at)).items() if why]
+        if there or have_failed:
+            there = [key for key, why in (await self._each(self._seems_there, keys)).items() if why]
         reasons = await self._each(self._delete, [(key,) for key in there])
         left = await self._each(self._seems_there, there)
         return {key: reasons[(key,)] or why for key, why in left.items() if why}
@@ -320,3 +331,8 @@ class Looker:
         self._thread.join(0 if self._is_lost else None)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _some(batch: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first and the last keys of a batch, or all of a short one."""
+    return batch if len(batch) <= LOOKS else (*batch[: LOOKS // 2], *batch[-LOOKS // 2 :])

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 from uuid import UUID, uuid4
 
 import pytest
@@ -37,6 +38,9 @@ from offload_conformance.offloader.base import (
 from offload_conformance.offloader.edges import neighbours
 from offload_conformance.opened import KIB
 from offload_conformance.raising import raises
+
+NEIGHBOURS: Final = 5
+"""So many attempts beside one are enough for a tier that this project makes of a store."""
 
 
 class AttemptClauses(OffloaderClauses):
@@ -70,7 +74,8 @@ class AttemptClauses(OffloaderClauses):
         stored_as: str,
     ) -> None:
         """Attempts whose UUIDs differ in one bit, or in the order of their bytes, share nothing."""
-        uids = neighbours(uuid4())
+        itself, *others = neighbours(uuid4()).items()
+        uids = dict([itself, *self.some(others, NEIGHBOURS)])
         change = Prepare(writer=writer.writer, attempts=[(uid, 7) for uid in uids.values()])
         attempts = {name: Attempt(stream="orders", ledger_id=7, uid=uid) for name, uid in uids.items()}
 

@@ -58,6 +58,8 @@ class Line:
     base: str
     history: list[Manifest] = field(default_factory=list)
     sent: list[tuple[Change, UUID]] = field(default_factory=list)
+    again: int = 3
+    """How many earlier changes are sent again after each commit, beside the last one."""
 
     async def commit(self, change: Change, committer: UUID) -> Manifest:
         """Commit a change, and assert that the result is the one that the change defines."""
@@ -104,7 +106,9 @@ class Line:
     async def send_again(self) -> None:
         """Send some earlier changes again, and assert that each is answered as its verdict says."""
         newest = self.history[-1]
-        for change, committer in {id(each): each for each in (*self.sent[-1:], *draw(self.sent, 3))}.values():
+        for change, committer in {
+            id(each): each for each in (*self.sent[-1:], *draw(self.sent, self.again))
+        }.values():
             client = random.choice((self.offloader, self.other))
             base = newest if isinstance(change, Fence) else random.choice((None, newest))
             error = await refusal_of(change, self.other, newest)
@@ -138,7 +142,7 @@ class LineClauses(OffloaderClauses):
 
         A change that is sent again later is answered as its verdict says. Versions and epochs may be large.
         """
-        line = Line(offloader, other, "orders", base)
+        line = Line(offloader, other, "orders", base, again=3 if self.every_case else 0)
 
         async def scenario() -> None:
             await offloader.open(create=True)

@@ -100,7 +100,12 @@ SLOW_AT: Final = 5
 CHANGES_AT: Final = (1, 64, 100, 256, 400, 500, 990, 999, 1000)
 """The numbers of rows of a listing after which keys are changed: within a page, and near its end."""
 
-LAST_ROWS: Final = frozenset({*range(1, 257), 300, 400, 500, 512, 600, 700, 750, 800, 900, 999, 1_000, 1_024})
+LAST_ROWS: Final = frozenset(
+    {
+        *(*range(1, 33), *range(40, 260, 10), 63, 64, 65, 127, 128, 129, 255, 256, 257),
+        *(300, 400, 500, 512, 600, 700, 750, 800, 900, 999, 1_000, 1_024),
+    }
+)
 """The numbers of rows after which the last row is deleted, because it may be the marker of the next page."""
 
 STEPS: Final = 60

@@ -231,13 +231,16 @@ class PutClauses(StoreClauses):
         putting = asyncio.create_task(
             store.put("replaced", Body(size_bytes=2 * len(DIGITS), windows=windows, metadata=new))
         )
-        while not putting.done():
-            before = await other.get("replaced")
-            found = (await other.metadata_of("replaced") or {}).get("ours")
-            if await other.get("replaced") == before:
-                wanted = (old if before == b"old" else new).get("ours")
-                assert found == wanted, f"the metadata of an object of {bytes(before)!r} beside a put"
-            await asyncio.sleep(0)
+        try:
+            while not putting.done():
+                before = await other.get("replaced")
+                found = (await other.metadata_of("replaced") or {}).get("ours")
+                if await other.get("replaced") == before:
+                    wanted = (old if before == b"old" else new).get("ours")
+                    assert found == wanted, f"the metadata of an object of {bytes(before)!r} beside a put"
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.gather(putting, return_exceptions=True)
         await putting
         assert await other.get("replaced") == DIGITS * 2
         assert (await other.metadata_of("replaced") or {}).get("ours") == new.get("ours")
