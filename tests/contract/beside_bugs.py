@@ -280,6 +280,19 @@ class AbortsIdsThatBeginAlike(MemoryStore):
         return Numbered(uploads[number])
 
 
+@bug("an_aborted_upload_leaves_nothing")
+class NumbersUploadsInEachClient(Shared):
+    """Takes the first upload of one client for the first upload of another.
+
+    Each client counts its own uploads, and the number is the id.
+    """
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        upload = await super().start_upload(key, metadata=metadata)
+        name = str(next(self.__dict__.setdefault("ids", count(1))))
+        return self._unfinished.setdefault(name, upload)  # type: ignore[arg-type]
+
+
 @bug("unfinished_uploads_can_be_forgotten")
 class DeletesWhatWasCompleted(Shared):
     """Deletes the object if an upload that is aborted was completed in the meantime.

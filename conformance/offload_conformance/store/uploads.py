@@ -238,19 +238,23 @@ class UploadClauses(StoreClauses):
         self.run_upload(run, store, self.others_go_on)
 
     async def others_go_on(self) -> None:
-        """Fail if the abort of a client's first upload takes parts of a later one: ids may begin alike."""
-        client = self.open_store()
+        """Fail if the abort of a client's first upload takes parts of others: ids may begin alike.
+
+        Nor may the first uploads of two clients be one.
+        """
+        client, beside = self.open_store(), self.open_store()
         try:
-            first, *others = [await client.start_upload(f"on/{n}") for n in range(GOING_ON)]
-            for n, upload in enumerate((first, *others)):
+            uploads = [await client.start_upload(f"on/{n}") for n in range(GOING_ON)]
+            uploads.append(await beside.start_upload(f"on/{GOING_ON}"))
+            for n, upload in enumerate(uploads):
                 await upload.put_part(1, b"%d" % n)
-            await first.abort()
-            for upload in others:
+            await uploads[0].abort()
+            for n, upload in [*enumerate(uploads)][1:]:
                 await upload.complete()
-            for n in range(1, GOING_ON):
                 make_sure_of(await client.get(f"on/{n}"), b"%d" % n, "an upload beside one that was aborted")
         finally:
-            await client.aclose()
+            for each in (client, beside):
+                await each.aclose()
 
     def test_uploads_lack_no_part(self, run: Run, store: ObjectStore) -> None:
         """Completing an upload that lacks a part raises `Misuse`, and nothing is visible.
