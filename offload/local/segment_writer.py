@@ -114,7 +114,7 @@ class SegmentWriter:
 
     def _begins_a_pair(self, kind: int) -> bool:
         if kind == ChunkType.TRACKING_SNAPSHOT:
-            return self._chunks > 0
+            return True
         is_full = self._position >= self._size_wanted or self._chunks >= SEGMENT_CHUNKS_MAX
         return is_full and not self._tracks
 

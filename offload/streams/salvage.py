@@ -112,7 +112,7 @@ class Archive:
         async with aclosing(self.sound(offset, cut)) as batches:
             async for batch in batches:
                 skip = max(offset - batch.offset, 0)
-                bodies = batch.bodies[skip : max(self.until - batch.offset, 0)]
+                bodies = batch.bodies[skip : self.until - batch.offset]  # it begins before `until`
                 if bodies:
                     yield Messages(batch.offset + skip, batch.timestamp_ms, bodies, self.reader.part)
 

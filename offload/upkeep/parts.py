@@ -204,7 +204,7 @@ async def _cuts(
                 Retention(**{name: here}),
                 now_ms=now_ms,
                 keeps_last=row >= newest,
-                behind_ms=await _first_ms(offloader, manifests[row + 1 :], now_ms),
+                behind_ms=await _first_ms(offloader, manifests[row + 1 :]),
             )
             cut = manifest.first_offset if change is None else change.first_offset
             cuts[row] = max(cuts[row], cut)
@@ -214,12 +214,12 @@ async def _cuts(
     return cuts
 
 
-async def _first_ms(offloader: LedgerOffloader, later: Sequence[Manifest], now_ms: int) -> int | None:
-    """Return the first timestamp of these parts. None if they have no data, or if it is in the future."""
+async def _first_ms(offloader: LedgerOffloader, later: Sequence[Manifest]) -> int | None:
+    """Return the newest timestamp of the first fragment of these parts. None if they have no data."""
     for manifest in later:
         first = await offloader.tree(manifest).find(manifest.first_offset)
         if first is not None:
-            return None if first.last_timestamp_ms > now_ms else first.last_timestamp_ms
+            return first.last_timestamp_ms
     return None
 
 
