@@ -14,7 +14,9 @@ from osiris_writer import simple_chunks, write_stream
 from stream_broker import StreamBroker, beside
 
 from offload import MemoryHandle, StreamWriter, open_tier
+from offload.errors import NoSpace
 from offload.model.part import StreamPart
+from offload.streams.read_back import OffsetMap, OffsetRun
 
 
 @pytest.fixture
@@ -144,6 +146,23 @@ def test_a_map_that_cannot_be_written_is_refused_before_the_work(
 
     assert (ran.code, broker.bodies) == (2, [])
     assert "no file can be written there" in ran.error
+
+
+def test_a_map_appears_when_it_is_whole(
+    tmp_path: Path, broker: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync(DATA / "tiny", tmp_path / "tier")
+    words = ("restore", tmp_path / "tier", "tiny", broker.url, "--map", tmp_path / "map")
+
+    def full(found: OffsetMap) -> Iterator[OffsetRun]:
+        raise NoSpace("the disk is full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(OffsetMap, "runs", full)
+        stopped, is_there = offload(*words), (tmp_path / "map").exists()
+
+    assert (stopped.code, "the disk is full" in stopped.stderr, is_there) == (1, True, False)
+    assert (offload(*words).code, (tmp_path / "map").exists()) == (0, True)
 
 
 def test_a_stream_with_parts_is_restored_into_one_stream_with_its_gaps_named(

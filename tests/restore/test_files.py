@@ -17,6 +17,7 @@ from osiris_data import DATA, INDEX_HEAD, SEGMENT_HEAD
 from osiris_data import chunks as chunks_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload.errors import TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
@@ -262,6 +263,27 @@ def test_filters_stay_refused_when_the_restore_is_repeated(tmp_path: Path, folde
     codes = [restore(*words).code, restore(*words).code]
 
     assert codes == [1, 1]
+
+
+def test_a_restore_whose_new_part_cannot_begin_shows_the_broker_nothing(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the files would be there without the part, and the restore could not be repeated."""
+    write_stream(tmp_path / "old", simple_chunks(3))
+    sync(tmp_path / "old", tmp_path / "tier")
+    words, before = (tmp_path / "tier", "old", folder, "--new-part"), files(folder)
+
+    async def down(*arguments: object, **options: object) -> None:
+        raise TryAgain("the store does not answer")
+
+    with monkeypatch.context() as store:
+        store.setattr("offload.cli.restore.begin_behind", down)
+        stopped = restore(*words)
+    left = files(folder)
+    again = restored(*words)
+
+    assert (stopped.code, left) == (1, before)
+    assert again.lines[-1] == "old: goes on in part 2, which begins at offset 9 of the target"
 
 
 @pytest.fixture

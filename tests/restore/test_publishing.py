@@ -34,6 +34,8 @@ from offload import ObjectStoreOffloader, OffloadError
 from offload.contracts.target import TargetMessages
 from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.chunk_writer import build_chunk
+from offload.formats.codecs import Codec
+from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset, encode_blocks
 from offload.model.chunk_table import ChunkType
 from offload.model.position import PartOffset
@@ -233,6 +235,21 @@ def test_a_restore_stops_before_damage_or_leaves_the_damaged_chunk_out() -> None
         assert broker.bodies == [body for offset, body in messages if offset not in damaged]
         for one in (done, again):
             assert [(hole.first_offset, hole.next_offset) for hole in one.skipped] == [(8, 11)]
+
+    run(scenario)
+
+
+def test_a_chunk_that_cannot_be_decoded_is_left_out_alone() -> None:
+    """Its checksum is right, so it is found in the middle of a window that was read whole."""
+    chunks, messages = odd_chunks(["plain", "plain", "plain", "plain"])
+    broken = SubBatch(codec=Codec.GZIP, records=3, uncompressed_size_bytes=30, payload=b"no gzip")
+    chunks[2] = build_chunk([broken], offset=6, timestamp_ms=6, epoch=1)
+
+    async def scenario(broker: StreamBroker) -> None:
+        done = await restore(await archived(chunks, skip_damage=True), broker)
+
+        assert broker.bodies == [body for offset, body in messages if not 6 <= offset < 9]
+        assert [(hole.first_offset, hole.next_offset) for hole in done.skipped] == [(6, 9)]
 
     run(scenario)
 
