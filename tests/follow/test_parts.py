@@ -37,6 +37,7 @@ from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
 from offload.streams.parts import begin_part
 from offload.streams.sync import StreamReport
+from offload.upkeep.parts import delete_parts, live_manifests
 
 LAG = 10.0
 RULES = FollowRules(max_lag_seconds=LAG, hold_back_seconds=1.0, takeover_seconds=30.0, new_part=True)
@@ -510,6 +511,40 @@ class TestOnlyTheNewestPartGrows:
             with pytest.raises(Fenced):
                 await rival.offload([MemoryHandle(source.chunks[:1])])
             assert (await world.logs())[1] == source.log()
+
+        run(scenario)
+
+    def test_a_part_that_a_rival_records_during_the_claim_is_not_recorded_twice(self) -> None:
+        async def scenario(world: World) -> None:
+            source, rival = await with_gap(world), world.tier()
+
+            async def before(operation: str, key: str) -> None:
+                if operation == "create" and StreamKeys("orders").parse_root(key) is not None:
+                    world.store.before = _nothing
+                    await rival.begin_part(StreamPart("orders", 2), before=None)
+
+            world.store.before = before
+            report = await world.sync(source, new_part=True)
+
+            assert (report.error, report.part) == (None, StreamPart("orders", 2))
+            assert await world.parts() == [StreamPart("orders"), StreamPart("orders", 2)]
+
+        run(scenario)
+
+    def test_a_part_that_is_deleted_before_its_first_root_is_not_begun_by_a_sync_that_stalled(self) -> None:
+        async def scenario(world: World) -> None:
+            source, tier = await with_gap(world), world.tier()
+
+            async def before(operation: str, key: str) -> None:
+                if operation == "create" and StreamKeys("orders-part-2").parse_root(key) is not None:
+                    world.store.before = _nothing
+                    await delete_parts(tier, "orders", await live_manifests(tier, "orders"))
+
+            world.store.before = before
+            report = await world.sync(source, new_part=True)
+
+            assert isinstance(report.error, Conflict)
+            assert await live_manifests(tier, "orders") == []
 
         run(scenario)
 

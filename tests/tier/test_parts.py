@@ -17,6 +17,7 @@ from offload.model.part import StreamPart
 from offload.native.place import TierPlan
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.streams.parts import newest_part
 from offload.upkeep.retention import delete_stream
 
 
@@ -144,14 +145,16 @@ def test_a_part_whose_anchor_is_lost_is_neither_overlooked_nor_taken(raw: bytes 
     asyncio.run(scenario())
 
 
-def test_a_deleted_part_keeps_its_number() -> None:
+def test_a_deleted_part_keeps_its_number_and_hides_none_before_it() -> None:
     async def scenario() -> None:
-        tier = Tier()
+        tier, first = Tier(), StreamPart("orders")
         await tier.write("orders")
-        part = await tier.begin("orders", 2)
+        kept, part = await tier.begin("orders", 2), await tier.begin("orders", 3)
         await delete_stream(tier.offloader, part.name)
 
-        assert await tier.offloader.parts("orders") == [part]
+        assert await tier.offloader.parts("orders") == [kept, part]
+        assert await newest_part(tier.offloader, first) == kept
+        assert await newest_part(tier.offloader, kept) is None
         with pytest.raises(StreamDeleted):
             await tier.offloader.load_manifest(part.name)
 
