@@ -19,12 +19,14 @@ from offload import (
     NotOffloaded,
     ObjectStoreOffloader,
     ReadPriority,
+    Retention,
     Snapshot,
     StreamDeleted,
     TieredReader,
     TryAgain,
     delete_stream,
     sync,
+    trim,
 )
 from offload.contracts.events import Event, Skipped
 from offload.model.manifest import Manifest
@@ -752,17 +754,25 @@ class TestParts:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
             await self.fork(world)
-            events = list[Event]()
-            reader = await TieredReader.open(
-                world.disk, world.tier, priority=priority, env=world.env, emit=events.append
-            )
-            read = [
-                (batch.part, batch.offset + k)
-                async for batch in reader.messages(PartOffset(1, 0))
-                for k in range(len(batch.bodies))
-            ]
+            read, events = await self.read(world, priority)
             assert read == [(part, offset) for part in (1, 2) for offset in range(30)]
             assert events == [Skipped(stream=STREAM, from_offset=30, to_offset=0, part=2)]
+
+        run(scenario, priority)
+
+    @BOTH
+    def test_a_part_without_data_is_passed_over_without_an_event(self, priority: ReadPriority) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            await self.fork(world)
+            world.disk.append(5)
+            await self.sync(world)
+            others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+            await trim(others, f"{STREAM}-part-2", Retention(before_offset=35))
+            await self.sync(world)
+            read, events = await self.read(world, priority)
+            assert read == [*((1, offset) for offset in range(30)), *((3, offset) for offset in range(35))]
+            assert events == [Skipped(stream=STREAM, from_offset=30, to_offset=0, part=3)]
 
         run(scenario, priority)
 
@@ -776,6 +786,20 @@ class TestParts:
             assert await reader.place_of(AtEdge.NEXT) == PartOffset(2, 30)
 
         run(scenario)
+
+    @staticmethod
+    async def read(world: World, priority: ReadPriority) -> tuple[list[tuple[int, int]], list[Event]]:
+        """Read all parts. Return the part and the offset of each message, and the events."""
+        events = list[Event]()
+        reader = await TieredReader.open(
+            world.disk, world.tier, priority=priority, env=world.env, emit=events.append
+        )
+        found = [
+            (batch.part, batch.offset + k)
+            async for batch in reader.messages(PartOffset(1, 0))
+            for k in range(len(batch.bodies))
+        ]
+        return found, events
 
     async def fork(self, world: World) -> None:
         """Let a new leader rewrite the last chunk of a disk of 30 records. The stream goes on in part 2."""
@@ -848,6 +872,25 @@ class TestPlaces:
                 assert await reader.offset_of(AtOffset(15)) == 15
 
         run(scenario)
+
+    @BOTH
+    def test_the_first_place_is_that_of_the_tier_and_the_last_one_that_of_the_disk_behind_it(
+        self, priority: ReadPriority
+    ) -> None:
+        """Both sides have lost their beginning, and the disk has one chunk behind the tier."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            world.disk.append(5)
+            for _ in range(2):
+                world.disk.retain()
+            await world.trim(10)
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            assert (world.disk.first_offset, world.disk.next_offset) == (20, 35)
+            assert await reader.offset_of(AtOffset(3)) == 10
+            assert await reader.offset_of(AtEdge.LAST) == 30
+
+        run(scenario, priority)
 
     @pytest.mark.parametrize("priority", ReadPriority)
     def test_an_offset_beyond_both_ends_is_refused(self, priority: ReadPriority) -> None:
