@@ -372,6 +372,11 @@ def test_a_chunk_has_the_newest_timestamp_of_its_calls(tmp_path: Path) -> None:
         await asyncio.gather(*(log.append([b"x"], timestamp_ms=ms) for ms in (5, 9, 7)))
         async with await log.open_ledger(0) as handle:
             assert (await handle.table())["timestamp_ms"].tolist() == [9]
+        # And never an older one than the chunk before it, also if that is in another ledger.
+        await log.roll(now_ms=NOW_MS)
+        await log.append([b"x"], timestamp_ms=8)
+        async with await log.open_ledger(3) as handle:
+            assert (await handle.table())["timestamp_ms"].tolist() == [9]
 
     with_log(tmp_path, scenario)
 

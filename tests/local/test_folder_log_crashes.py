@@ -200,6 +200,43 @@ def test_a_power_cut_at_any_call_takes_nothing_that_was_acknowledged(tmp_path: P
     asyncio.run(scenario())
 
 
+class TakesOne(random.Random):
+    """A power cut that takes one page of those that were not synced, and no name."""
+
+    def __init__(self, page: int) -> None:
+        super().__init__()
+        self.left = page
+
+    def choice(self, seq: Any) -> Any:
+        return seq[-1]
+
+    def random(self) -> float:
+        self.left -= 1
+        return 0.0 if self.left == -1 else 1.0
+
+
+def test_a_power_cut_in_a_batch_of_several_chunks_leaves_no_hole(tmp_path: Path) -> None:
+    """The index records and the last chunk may be durable, and a page of the first chunk may be lost."""
+
+    async def scenario() -> None:
+        for calls in range(5):
+            disk, life = PowerDisk(tmp_path / str(calls), part=1.0), Life()
+            log = await FolderLog.open(disk.folder, disk=disk)
+            await life.append(log, 0)
+            disk.left = calls
+            with suppress(Killed, OffloadError):
+                await life.append(log, 10, 500, 500, 10)
+            for page in range(sum(len(file.changes) for file in disk.now.values())):
+                cut = tmp_path / f"{calls}-{page}"
+                disk.after_power_cut(cut, TakesOne(page))
+                async with await FolderLog.open(cut) as again:
+                    await life.check(again)
+            disk.left = float("inf")
+            await log.aclose()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.OS])
 def test_a_power_cut_takes_no_sealed_ledger_and_no_epoch(tmp_path: Path, durability: Durability) -> None:
     async def scenario() -> None:
