@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from follower_world import World, run
 from growing_source import GrowingStream
@@ -79,6 +81,24 @@ def test_the_last_of_several_ledgers_is_what_the_next_snapshot_must_continue() -
             await copy_all(kept, world.source)
 
         assert await world.committed() == 20
+
+    run(scenario)
+
+
+def test_a_source_that_compares_records_gets_the_whole_chunk_that_was_copied_last() -> None:
+    async def scenario(world: World) -> None:
+        kept, compared = copier(world), list[bytes]()
+
+        async def holds(chunk: bytes) -> None:
+            compared.append(chunk)
+
+        for _ in range(2):
+            world.source.append()
+            async with replace(await world.source.snapshot(), holds=holds) as snapshot:
+                await kept.compare(snapshot)
+                await kept.copy(snapshot, snapshot.next_offset)
+
+        assert compared == world.source.ledgers[0][:1]
 
     run(scenario)
 

@@ -234,6 +234,43 @@ class TestATierThatRefuses:
         run(scenario)
 
 
+class TestAPauseThatLasts:
+    def test_a_process_that_stands_by_resumes_only_when_another_one_has_committed(self) -> None:
+        async def scenario(world: World) -> None:
+            leader, standby = world.follower(), world.follower()
+            world.source.append()
+            await world.run(leader, LAG)
+            await world.run(standby, LAG)
+            world.source.error = Denied("no right to read")
+            await standby.step()
+            world.source.error = None
+            world.source.append()
+            standby.retry()
+            await standby.step()
+            assert (standby.state, world.told(StreamResumed)) == (FollowState.PAUSED, 0)
+
+            await world.run(leader, 2 * LAG)
+            await world.run(standby, 2 * LAG)
+            assert (standby.state, world.told(StreamResumed)) == (FollowState.STANDBY, 1)
+
+        run(scenario)
+
+    def test_a_lead_that_could_not_be_given_up_for_a_person_is_given_up_at_the_next_step(self) -> None:
+        async def scenario(world: World) -> None:
+            world.source.append()
+            await world.run(follower := world.follower(), 2 * LAG)
+            world.store.rules = [Rule(Fault.DENY, "create")]
+            follower.hold()
+            await follower.step()
+            assert (await world.tier().load_manifest("orders")).running != ()
+
+            world.store.rules = []
+            await follower.step()
+            assert (await world.tier().load_manifest("orders")).running == ()
+
+        run(scenario)
+
+
 class TestALookThatFails:
     def test_what_a_failed_look_did_not_see_is_seen_by_the_next_one(self) -> None:
         """The mark was read before the snapshot failed, and does not change any more."""
