@@ -9,7 +9,7 @@ import pytest
 from managed_world import MANUAL, STREAM, World, contribute, fill, run
 
 from offload import build_chunk
-from offload.errors import Conflict, Diverged, Divergence
+from offload.errors import Conflict, Diverged, Divergence, TryAgain
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
@@ -77,6 +77,29 @@ def test_what_a_job_appended_beside_an_owner_is_no_proof_and_is_not_delivered(pr
         assert world.local()[-2:] == [10, 13]
         assert noted_end(world) == 10
         assert b"mine-10" in b"".join(world.disk.ledgers[-2].chunks)
+
+    run(scenario)
+
+
+def test_a_log_that_has_diverged_takes_no_append_while_the_tier_is_asked_again() -> None:
+    async def scenario(world: World) -> None:
+        ledger, asked = await leading(world), list[str]()
+        await contribute(world.tier(), rivals_chunk(world, 10, records=3))
+        world.clock.now += 61
+        await ledger.step()
+        assert isinstance(ledger.error, Diverged)
+
+        async def down(operation: str, key: str) -> None:
+            asked.append(operation)
+            with pytest.raises(Diverged):
+                await ledger.append([b"more"])
+            raise TryAgain("the store does not answer")
+
+        world.store.before = down
+        world.clock.now += 400
+        await ledger.step()
+
+        assert asked
 
     run(scenario)
 
