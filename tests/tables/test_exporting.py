@@ -23,7 +23,7 @@ from offload import Blocking, PartOffset, StreamPart, exporting
 from offload import open as open_tables
 from offload.errors import Misuse, NotOffloaded
 from offload.exporting import ExportFormat, export_stream
-from offload.upkeep.retention import Retention, trim
+from offload.upkeep.retention import Retention, delete_stream, trim
 
 
 @pytest.fixture
@@ -149,6 +149,32 @@ def test_a_stream_that_was_begun_again_is_refused(made: World, tmp_path: Path) -
 
     with pytest.raises(Misuse, match="was deleted and begun again"):
         export_stream(made.tables["orders"], tmp_path)
+
+
+def test_a_part_that_was_begun_again_is_refused_although_a_run_met_none_of_its_lives(
+    made: World, tmp_path: Path
+) -> None:
+    made.write("orders", [ledger_of(3)])
+    made.begin_part(2, [ledger_of(3, first_offset=200)])
+    export_stream(made.tables["orders"], tmp_path)
+    made.blocking.run(delete_stream(made.blocking.offloader, "orders"))
+    made.begin_part(3, [ledger_of(3, first_offset=300)])
+    export_stream(made.tables["orders"], tmp_path)
+    made.write("orders", [ledger_of(3)])
+
+    with pytest.raises(Misuse, match="was deleted and begun again"):
+        export_stream(made.tables["orders"], tmp_path)
+
+
+def test_an_export_ends_with_the_highest_part_and_not_with_the_last_name(made: World, tmp_path: Path) -> None:
+    made.write("orders", [ledger_of(3)])
+    for number in range(2, 11):
+        made.begin_part(number, [ledger_of(3, first_offset=100 * number)])
+    export_stream(made.tables["orders"], tmp_path)
+
+    again = export_stream(made.tables["orders"], tmp_path)
+
+    assert (again.rows, again.place) == (0, PartOffset(10, 1003))
 
 
 def test_a_program_that_reads_a_whole_folder_reads_the_rows_alone(made: World, tmp_path: Path) -> None:

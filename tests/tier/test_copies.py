@@ -72,5 +72,7 @@ def test_a_copy_takes_over_no_upload_of_another_history(monkeypatch: pytest.Monk
 
         assert (done.error, done.taken_over, done.fragments) == (None, 0, 1)
         assert await messages(target) == [b"new"]
+        # The attempt of the killed run has ended. Otherwise no sweep would free its space.
+        assert (await ObjectStoreOffloader(target).load_manifest("orders")).running == ()
 
     asyncio.run(main())
