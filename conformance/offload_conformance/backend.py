@@ -134,6 +134,8 @@ class _AsTier(OffloaderConformance):
     borrow_backend: Any
     note_retry: Any
     every_case = False
+    many_streams = 20
+    many_fragments = 24
 
     codings = ("lz4", "zstd")
 

@@ -61,6 +61,19 @@ class DescribesEqualBytesOnce(MemoryStore):
         return await super().metadata_of([each for each in self.objects if self.objects[each] == data][-1])
 
 
+@bug("keys_that_look_alike_differ")
+class TakesKeysForNumbers(MemoryStore):
+    """Refuses to create `7` beside `007`.
+
+    SQLite takes a column of the type `STRING` for one of numbers.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        if key.isdigit() and any(int(each) == int(key) for each in self.objects if each.isdigit()):
+            raise AlreadyExists(key)
+        await super().create(key, data)
+
+
 # Answers
 
 

@@ -35,6 +35,9 @@ ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\u
 """Keys that some stores confuse with others or cannot hold, because of file names or of UTF-16."""
 
 
+NUMERIC: Final = ("007", "7", "07", "1000", "1e3")
+"""Whole keys, of which a column of numbers takes some for the same. The command puts them in a folder."""
+
 ALIKE: Final = (
     *(
         ("key", "KEY"),
@@ -209,7 +212,10 @@ class KeyClauses(StoreClauses):
         self.is_refused(run, store, key_of(store.capabilities.key_size_bytes_max + 1, letter))
 
     def test_keys_that_look_alike_differ(self, run: Run, store: ObjectStore) -> None:
-        """Keys that differ only in case, in Unicode form or at their end are two keys, in either order."""
+        """Keys that differ only in case, in Unicode form or at their end are two keys, in either order.
+
+        So are keys that are the same number.
+        """
         pairs = [pair for pair in ALIKE if not any(refuses(store, key) for key in pair)]
         there: dict[str, bytes] = {}
 
@@ -218,6 +224,9 @@ class KeyClauses(StoreClauses):
                 there[key] = key.encode()
                 await (store.put(key, Body.of(there[key])) if by_put else store.create(key, there[key]))
 
+        for key in (each for each in NUMERIC if not refuses(store, each)):
+            there[key] = key.encode()
+            run(store.create(key, there[key]))
         for number, pair in enumerate(pairs):
             run(both(f"{number}.created", pair, by_put=False))
             run(both(f"{number}.reversed", pair[::-1], by_put=False))
