@@ -334,7 +334,7 @@ def _add_gaps(tree: Tree, command: str, gaps: list[StreamGap] | None) -> None:
     """Add the gaps between the parts of the stream, and the command that lists them."""
     if gaps is None or gaps:
         text = "gaps: not known" if gaps is None else gaps_text(gaps)
-        tree.add(escape(one_line(f"{text}: {command}")))
+        tree.add(escape(one_line(f"{text}:  {command}")))
 
 
 def _add_fragments(fragments: Tree, view: StreamView, encryption: _Encryption) -> None:

@@ -40,7 +40,7 @@ AGAIN: Final = "run the same command again: it continues behind what is in the t
 
 TargetUrl = Annotated[
     str | None,
-    typer.Argument(metavar="[TARGET]", help="The stream of a running broker: rabbitmq-stream://host/stream."),
+    typer.Argument(metavar="[TARGET]", help="A running broker's stream: rabbitmq-stream://host/stream."),
 ]
 Files = Annotated[
     Path | None,

@@ -14,7 +14,15 @@ from offload.cli.kit.advising import Advice
 from offload.cli.kit.arguments import Keys, Options, SourceOptionPairs
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.gaps import gaps_text
-from offload.cli.kit.output import counted, one_line, print_error, print_json, print_table, size_text
+from offload.cli.kit.output import (
+    counted,
+    one_line,
+    print_error,
+    print_json,
+    print_sentence,
+    print_table,
+    size_text,
+)
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.run import ConfigOrSource, OnTier, advice_of, configuration_of
 from offload.errors import Misuse, NotOffloaded, OffloadError
@@ -175,20 +183,19 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
             size_bytes, _ = seen.unused.of(each.stream)
             row.append("not known" if size_bytes is None else size_text(size_bytes))
     print_table(heads, rows, drop=PREVIEW_DROP)
-    print(one_line(_summary(config, seen)))
+    print_sentence(_summary(config, seen))
     for each in seen.streams:
         if each.begins_part:
-            print(
-                one_line(
-                    f"{labels[each.stream]}: the source does not continue it, so it goes on in a new part"
-                )
+            print_sentence(
+                f"{labels[each.stream]}: the source does not continue it, so it goes on in a new part"
             )
         if each.gaps:
             command = shlex.join(["offload", "gaps", config.tier, each.stream])
-            print(one_line(f"{labels[each.stream]}: {gaps_text(each.gaps)}: {command}"))
-    print(cost_text(cost_of(config, seen.streams)))
+            print_sentence(f"{labels[each.stream]}: {gaps_text(each.gaps)}:", command)
+    for line in cost_text(cost_of(config, seen.streams)).splitlines():
+        print_sentence(line)
     for said in answers:
-        print(one_line(f"{said.question} {with_own_names(said.text)}"))
+        print_sentence(f"{said.question} {with_own_names(said.text)}")
         print(one_line(f"    {said.command}"))
 
 

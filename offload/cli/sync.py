@@ -28,6 +28,7 @@ from offload.cli.kit.output import (
     print_json,
     print_note,
     print_notes,
+    print_sentence,
     size_text,
 )
 from offload.cli.kit.progress import CommandProgress, Show, progress
@@ -193,8 +194,8 @@ def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
         print_json(report.as_json())
     elif report.error is None and report.manifest is not None:
         committed = report.manifest
-        print(
-            f"{one_line(report.stream)}: {counted(committed.messages, 'message')} in offsets "
+        print_sentence(
+            f"{report.stream}: {counted(committed.messages, 'message')} in offsets "
             f"[{committed.first_offset}, {committed.next_offset}), version {committed.version}; "
             + (f"uploaded {size_text(report.uploaded_bytes)}" if report.uploaded_bytes else "nothing new")
         )

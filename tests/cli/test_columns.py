@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from command_line import offload, sync
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from osiris_writer import simple_chunks, write_stream
 from rich.cells import cell_len
+from rich.console import Console
 from terminals import on_terminal
 
 from offload.cli.commands import BUILT_IN, GROUPS
-from offload.cli.kit.columns import NAME_WIDTH_MIN, fit, shortened
+from offload.cli.kit import bar
+from offload.cli.kit.columns import NAME_WIDTH_MIN, fit, fit_sentence, shortened
+from offload.cli.kit.progress import CommandProgress
 
 ORDERS = ("__orders_1795918496456860468", "__orders_1795918496456861111")
 PAYMENTS = ("__payments.eu-central-1.settled_1795918496456860999", "eu_orders_1795918496456000001")
@@ -49,6 +53,7 @@ def test_text_may_fold_and_a_number_may_not() -> None:
     assert fitted.is_whole == [True, False, True]
 
 
+@example({"00000⺀⺀00000000000000⺀"})
 @given(st.sets(st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1), min_size=1))
 def test_names_that_differ_look_different_when_they_are_shortened(names: set[str]) -> None:
     found = shortened(sorted(names), NAME_WIDTH_MIN)
@@ -56,6 +61,47 @@ def test_names_that_differ_look_different_when_they_are_shortened(names: set[str
     assert len({*found}) == len(names)
     for short, name in zip(found, sorted(names), strict=True):
         assert cell_len(short) <= max(NAME_WIDTH_MIN, cell_len(name))
+
+
+@pytest.mark.parametrize("name", [*ORDERS, *PAYMENTS, "orders"])
+@pytest.mark.parametrize("note", ["", ", 12 damaged"])
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_progress_bar_has_one_line_with_whole_numbers_and_the_end_of_the_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, note: str, width: int
+) -> None:
+    shown = StringIO()
+    console = Console(file=shown, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(bar, "stderr", lambda: console)
+
+    with bar.bar() as show:
+        for done in (1, 2):
+            show(
+                CommandProgress(
+                    what=f"verifying {name}", note=note, done=done, total=3, size_bytes=done * 1_020_000_000
+                )
+            )
+
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split("[\r\n]", shown.getvalue())]
+    drawn = [line for line in lines if (line.strip() and "%" in line) or "iB" in line]
+    assert drawn
+    for line in drawn:
+        assert cell_len(line) <= width
+        assert re.match(rf"verifying \S*{re.escape(name[-6:])}{note} ", line), line
+        assert re.search(r" \d+% [\d.]+ [MG]iB(, [\d.]+ [KMGT]iB/s)? +[-\d]", line), line
+        assert "…" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a: 12 records in offsets [0, 12345)", ["a: 12 records in", "  offsets [0, 12345)"]),
+        ("it lags, by 10000 s, 297.6 KiB", ["it lags, by 10000 s,", "  297.6 KiB"]),
+        ("see: offload help a-sync-stopped", ["see:", "  offload help a-sync-stopped"]),
+    ],
+)
+def test_a_sentence_breaks_between_words(text: str, lines: list[str]) -> None:
+    assert fit_sentence(text, 24).split("\n") == lines
+    assert fit_sentence(text, 80) == text
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +135,15 @@ def test_the_tables_of_ls_and_status_fit_80_columns_with_the_names_of_a_broker(p
     table = status[: next(number for number, line in enumerate(status) if line.startswith("4 streams"))]
 
     assert max(map(len, (*listed, *table))) <= 80
+    commands = [line for line in status if re.match("    (offload|systemctl) ", line)]
+    assert len(commands) == 5
+    assert max(len(line) for line in status if line not in commands) <= 80
     for lines in (listed, table):
         for name in shown_names(place):
             [row] = [line for line in lines if name[-12:] in line]
             assert row.startswith(name[:5])
     assert any(line.startswith("not shown in 80 columns: version, codecs") for line in listed)
+    assert max(map(len, lines_of("ls", place / "tier", columns=60))) <= 60
     newest = re.compile(r" \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\s*$")
     assert len([line for line in listed if newest.search(line)]) == 4
 
@@ -125,6 +175,7 @@ def test_the_help_lists_commands_in_groups_and_cuts_no_sentence(monkeypatch: pyt
         text = offload(*words).text
         assert "..." not in text.partition("\nCommands")[2]
         assert max(map(len, text.splitlines())) <= 80
+    assert "rabbitmq-stream://host/stream" in offload("restore", "--help").text
     assert re.findall(r"^(Commands.*):$", offload("--help").text, re.MULTILINE)[0::5] == [
         "Commands that copy to a tier",
         "Commands of plugins",

@@ -132,8 +132,9 @@ class TestGaps:
 
     def test_inspect_shows_them_and_the_command_that_lists_them(self, tier: Path) -> None:
         assert offload("inspect", tier, "orders", "--json").document["gaps"] == GAPS
-        assert f"2 gaps, 3 records lost, and others of which it is not known: offload gaps {tier} orders" in (
-            offload("inspect", tier, "orders").text
+        assert (
+            f"2 gaps, 3 records lost, and others of which it is not known:  offload gaps {tier} orders"
+            in (offload("inspect", tier, "orders").text)
         )
 
 

@@ -10,7 +10,9 @@ A table:
 Each step is taken only if the table is still too wide after the one before. Then the names get back what room
 is left.
 
-A line of a tree breaks between two facts: at two spaces, and then at a comma outside of brackets.
+A line of a tree breaks between two facts: at two spaces, and then at a comma outside of brackets. A sentence
+breaks between two words, but not within brackets, between a number and its unit, or in a command for help.
+The progress bar has one line: its longest word, which is a name, loses its middle.
 
 Invariants: a number, a size or a time is never broken and never shortened. Two names that differ are shown
 differently. Output that is no terminal, and `--json`, are not fitted.
@@ -38,6 +40,11 @@ GUIDE_WIDTH: Final = 4
 
 COMMA: Final = re.compile(r"(?<=,) (?![^\[(]*\))")
 """The space behind a comma that is in no brackets, and in no range of offsets."""
+
+BETWEEN_WORDS: Final = re.compile(
+    r"(?<!offload)(?<!offload help) (?![^\[(]*[)\]])(?!(?<=\d )(?:(?:[KMGT]i)?B|m?s)\b)"
+)
+"""The space between two words, which is not between a number and its unit."""
 
 NUMBER: Final = re.compile(r"[\d.,:+TZ-]*%?( ([KMGT]iB|B|s|ms))?|not known|-|yes|no")
 
@@ -97,11 +104,28 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
 def _cut(name: str, width: int) -> str:
     if cell_len(name) <= width:
         return name
-    begin = (width - len(CUT)) // 3
-    tail = name[begin:]
-    while cell_len(tail) > width - len(CUT) - begin:
+    head = tail = name
+    while cell_len(head) > (width - len(CUT)) // 3:
+        head = head[:-1]
+    while cell_len(tail) > width - len(CUT) - cell_len(head):
         tail = tail[1:]
-    return f"{name[:begin]}{CUT}{tail}"
+    return f"{head}{CUT}{tail}"
+
+
+def fit_words(text: str, width: int) -> str:
+    """Return a line whose longest word has lost its middle, if the line was wider than this."""
+    if (over := cell_len(text) - width) <= 0:
+        return text
+    longest = max(text.split(" "), key=cell_len)
+    return text.replace(longest, _cut(longest, max(cell_len(longest) - over, len(CUT) + 2)), 1)
+
+
+def fit_sentence(text: str, width: int, command: str = "") -> str:
+    """Return a sentence in lines of at most this width, if no word and no command at its end is wider."""
+    if cell_len(whole := f"{text} {command}".rstrip()) <= width:
+        return whole
+    words = [*BETWEEN_WORDS.split(text), *([command] if command else [])]
+    return "\n  ".join(_filled(words, " ", width - GAP))
 
 
 def fit_tree(tree: Tree, width: int) -> None:

@@ -134,6 +134,16 @@ def sizes_text(size_bytes: int, stored_bytes: int, codec: str = "") -> str:
     return f"{size_text(size_bytes)}, stored as {size_text(stored_bytes)} ({how})"
 
 
+def print_sentence(text: str, command: str = "") -> None:
+    """Print a line. On a narrow terminal it breaks between words, and before the command at its end."""
+    if not sys.stdout.isatty():
+        print(one_line(f"{text} {command}".rstrip()))
+        return
+    from offload.cli.kit.terminal import show_sentence  # here, for the same reason as below
+
+    show_sentence(one_line(text), one_line(command))
+
+
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, drop: Sequence[str] = ()) -> None:
     """Print a table on a terminal; elsewhere the same rows, with tabs between the columns.
 

@@ -11,7 +11,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from offload.cli.kit.columns import GAP, fit
+from offload.cli.kit.columns import GAP, fit, fit_sentence
 
 __all__ = ["live_line"]
 
@@ -43,6 +43,11 @@ class _Stdout(Console):
         raise
 
 
+def show_sentence(text: str, command: str = "") -> None:
+    """Print a sentence on stdout, in lines that fit its width. A command at its end is not broken."""
+    print(fit_sentence(text, stdout().width, command))
+
+
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequence[str]) -> None:
     """Print a table on stdout. If it is too wide, it is fitted as `kit.columns` says."""
     console = stdout()
@@ -55,4 +60,4 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], drop: Sequen
         table.add_row(*map(Text, row))
     console.print(table)
     if fitted.not_shown:
-        print(f"not shown in {console.width} columns: {', '.join(fitted.not_shown)}")
+        show_sentence(f"not shown in {console.width} columns: {', '.join(fitted.not_shown)}")
