@@ -239,6 +239,7 @@ async def _served(
     with door_of(config, os.environ) as door:
         notes = PauseNotes.beside(door)
         dispatcher = opened.dispatcher(seeing.emit, instance, notes.of)
+        dispatcher.tails, dispatcher.note_tails = dict(notes.tails), notes.note_tails
         upkeep = opened.upkeep(dispatcher, seeing.emit)
         beside = seeing.companions(
             [dispatcher], upkeep, state.session, listener, os.environ, config.tier, door=door, notes=notes

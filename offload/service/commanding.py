@@ -14,9 +14,9 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from offload.outside import Unreadable, json_outside, read_outside
 from offload.service.door import Door
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowStatus, Verb
+from offload.streams.gaps import SeenTail
 from offload.streams.pauses import PausedBefore
 
 __all__ = ["Commanding", "PauseNotes"]
@@ -43,10 +44,12 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class PauseNotes:
-    """The notes on paused streams, in a file, or in memory alone if there is none."""
+    """The notes on streams that are paused or lack records: in a file, or without one in memory alone."""
 
     path: Path | None = None
     env: Env = field(default_factory=Env)
+    tails: dict[str, SeenTail] = field(default_factory=dict)
+    """What streams lack, so that the next process knows it of a stream that is deleted meanwhile."""
     _noted: dict[str, PausedBefore] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -59,6 +62,7 @@ class PauseNotes:
                 size_bytes_max=NOTES_SIZE_BYTES_MAX,
             )
             self._noted = {name: _note_from(row) for name, row in document["paused"].items()}
+            self.tails = {name: _tail_from(row) for name, row in document.get("tails", {}).items()}
         except FileNotFoundError:
             return
         except (OSError, Unreadable, KeyError, TypeError, AttributeError, ValueError) as error:
@@ -101,20 +105,31 @@ class PauseNotes:
         before = self._noted.pop(stream, None)
         if note != PausedBefore():
             self._noted[stream] = note
-        if self.path is None or before == self._noted.get(stream):
+        if before != self._noted.get(stream):
+            self._save("which streams are paused")
+
+    def note_tails(self, tails: Mapping[str, SeenTail]) -> None:
+        """Note what streams lack."""
+        if tails != self.tails:
+            self.tails = dict(tails)
+            self._save("what streams lack")
+
+    def _save(self, what: str) -> None:
+        if self.path is None:
             return
         rows = {name: _row_of(each) for name, each in self._noted.items()}
+        tails = {name: astuple(each) for name, each in self.tails.items()}
         new = self.path.with_name(f"{self.path.name}.new")
         try:
-            if not rows:
+            if not rows and not tails:
                 self.path.unlink(missing_ok=True)
                 return
-            new.write_text(json.dumps({"paused": rows}), encoding="ascii")
+            new.write_text(json.dumps({"paused": rows, "tails": tails}), encoding="ascii")
             os.replace(new, self.path)
         except OSError as error:
             with suppress(OSError):
                 new.unlink()
-            _log.warning("%s: cannot note which streams are paused: %s", self.path, error)
+            _log.warning("%s: cannot note %s: %s", self.path, what, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +185,10 @@ def _note_from(row: dict[str, Any]) -> PausedBefore:
     if held_ms is not None and not isinstance(held_ms, int):
         raise ValueError("a note has values of another type")
     return PausedBefore(kind=kind, reason=reason, since_ms=since_ms, held_ms=held_ms)
+
+
+def _tail_from(row: list[Any]) -> SeenTail:
+    begin, end, is_told = row
+    if not isinstance(begin, int) or not isinstance(end, int) or not isinstance(is_told, bool):
+        raise ValueError("a note has values of another type")
+    return SeenTail(begin, end, is_told)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,6 +31,7 @@ from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError
 from offload.streams.follow_rules import FollowRules, FollowStatus
 from offload.streams.follower import Follower
+from offload.streams.gaps import SeenTail, lost_of
 from offload.streams.instance import Instance
 from offload.streams.pauses import LookAtPlace, PausedBefore, look_nowhere
 
@@ -99,7 +100,13 @@ class Dispatcher:
 
     lost_tails: dict[str, int] = field(default_factory=dict)
     """For each stream that was deleted from the source, the number of its last records that were seen there
-    and are not on the tier. Nothing but this process and its log knows them."""
+    and are not on the tier."""
+
+    tails: dict[str, SeenTail] = field(default_factory=dict)
+    """What streams lack, as of the last look for streams, and what those lack that were deleted. At the start
+    it is what the process before has noted: a stream may be deleted while no process runs."""
+    note_tails: Callable[[Mapping[str, SeenTail]], None] = lambda tails: None
+    """Notes the tails for the next process."""
 
     _deleted: set[str] = field(default_factory=set)
     """The streams that were deleted from the source and whose followers are about to end."""
@@ -139,7 +146,9 @@ class Dispatcher:
         async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as tasks:
             while not stopping.is_set():
                 await self._discover(tasks, turns)
+                self._note_tails()
                 await self._sleep(self.discover_seconds, stopping)
+            self._note_tails()
             for each in self._followers.values():
                 each.end()
             deadline.reschedule(asyncio.get_running_loop().time() + self.stop_seconds)
@@ -164,10 +173,13 @@ class Dispatcher:
                     self._deleted.add(name)
                 followed.end()
         for name, stream in found.items():
-            self.lost_tails.pop(name, None)
+            if self.lost_tails.pop(name, None) is not None:
+                self.tails.pop(name, None)
             if name not in self._followers and (plan := self.plan_of(name)) is not None:
                 followed = self._followers[name] = self._begun(stream, *plan)
                 tasks.create_task(self._follow(followed, turns))
+        if self.error is None:
+            await self._look_for_tails(found)
 
     def _note(self, error: OffloadError | None) -> None:
         """Remember how the look for streams ended. A line of the log reports each change."""
@@ -222,20 +234,48 @@ class Dispatcher:
             await follower.release()
         del self._followers[follower.source.name]
 
+    async def _look_for_tails(self, found: Collection[str]) -> None:
+        """Report what streams lack that were deleted while no process ran."""
+        for name, tail in [*self.tails.items()]:
+            plan = self.plan_of(name)
+            if name in found or name in self._followers or name in self.lost_tails or plan is None:
+                continue
+            try:
+                lost = await lost_of(plan[0], name, tail)
+            except OffloadError as error:  # the next look for streams tries again
+                _log.debug("%s: what it lacks is not known: %s", name, error)
+                continue
+            self._lose(name, name, lost, is_told=tail.is_told)
+
     async def _note_lost_tail(self, follower: Follower) -> None:
         """Report the records of a deleted stream that were seen and are not on the tier."""
-        tail = await follower.lost_tail()
-        if tail:
-            self.lost_tails[follower.source.name] = len(tail)
+        self._lose(follower.source.name, follower.stream, await follower.lost_tail())
+        self._note_tails()
+
+    def _lose(self, name: str, stream: str, tail: range, *, is_told: bool = False) -> None:
+        self.tails.pop(name, None)
+        if not tail:
+            return
+        self.lost_tails[name] = len(tail)
+        self.tails[name] = SeenTail(tail.start, tail.stop, is_told=True)
+        if not is_told:
             self.emit(
                 RecordsLost(
-                    stream=follower.stream,
+                    stream=stream,
                     from_offset=tail.start,
                     to_offset=tail.stop,
                     records=len(tail),
                     cause="the stream was deleted before they were copied; nobody saw what came later",
                 )
             )
+
+    def _note_tails(self) -> None:
+        for name, followed in self._followers.items():
+            if lacking := followed.follower.lacking:
+                self.tails[name] = SeenTail(lacking.start, lacking.stop)
+            elif lacking is not None:
+                self.tails.pop(name, None)
+        self.note_tails(self.tails)
 
     async def _sleep(self, seconds: float, ending: asyncio.Event) -> None:
         """Sleep, or return as soon as the event is set."""

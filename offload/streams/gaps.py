@@ -11,12 +11,39 @@ from dataclasses import dataclass
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, RecordsLost
-from offload.errors import OffloadError
+from offload.contracts.offloader import LedgerOffloader
+from offload.errors import NotOffloaded, OffloadError, StreamDeleted
 from offload.model.gaps import GapKind, PartEnds, StreamGap, gaps_between, lost_records
 from offload.model.part import StreamPart
 from offload.streams.joined import live_parts
+from offload.streams.parts import newest_part
 
-__all__ = ["Losses", "gaps_of"]
+__all__ = ["Losses", "SeenTail", "gaps_of", "lost_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTail:
+    """The last records of a stream that a process saw in the source, and not on the tier."""
+
+    from_offset: int
+    to_offset: int
+    is_told: bool = False
+    """True if the stream was deleted, and its loss was reported."""
+
+
+async def lost_of(offloader: LedgerOffloader, stream: str, tail: SeenTail) -> range:
+    """Return the offsets of `tail` that are not on the tier now. Raises as `load_manifest` does.
+
+    Nothing of a stream is lost that somebody deleted on the tier, too.
+    """
+    try:
+        part = await newest_part(offloader, StreamPart(stream)) or StreamPart(stream)
+        begin = max(tail.from_offset, (await offloader.load_manifest(part.name)).next_offset)
+    except StreamDeleted:
+        return range(0)
+    except NotOffloaded:
+        begin = tail.from_offset
+    return range(begin, max(begin, tail.to_offset))
 
 
 async def gaps_of(catalogue: Catalogue, stream: str) -> list[StreamGap]:

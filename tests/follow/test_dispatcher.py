@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from growing_source import GrowingSource, GrowingStream
 
-from offload import ObjectStoreOffloader, SourceStream
+from offload import ObjectStoreOffloader, SourceStream, sync
 from offload.contracts.events import Event, RecordsLost
 from offload.contracts.store import Body
 from offload.env import Env
@@ -23,6 +23,7 @@ from offload.service.metrics import ServiceMetrics
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules
+from offload.streams.gaps import SeenTail
 
 SPEED = 100.0
 RULES = FollowRules(max_lag_seconds=5.0, hold_back_seconds=0.0)
@@ -174,6 +175,46 @@ def test_records_of_a_deleted_stream_that_were_never_copied_are_counted(
     assert [line.getMessage() for line in caplog.records] == [gone.format("copied"), gone.format("seen")]
     [lost] = [event for event in events if isinstance(event, RecordsLost)]
     assert (lost.stream, lost.from_offset, lost.to_offset, lost.records) == ("seen", 0, 10, 10)
+
+
+def test_the_tail_of_a_stream_that_is_deleted_while_no_process_runs_is_counted_and_reported_once() -> None:
+    """The process before noted what it saw. What another process has copied since is not lost."""
+    events, noted = list[Event](), dict[str, SeenTail]()
+
+    def note(tails: Mapping[str, SeenTail]) -> None:
+        noted.clear()
+        noted.update(tails)
+
+    async def life(source: GrowingSource, store: MemoryStore, met: Callable[[Dispatcher], bool]) -> None:
+        plan = ObjectStoreOffloader(store), replace(RULES, max_lag_seconds=500.0)
+        options: dict[str, Any] = {"note_tails": note, "emit": events.append, "tails": dict(noted)}
+        following, stopping = dispatcher(source, store, plan_of=lambda _: plan, **options), asyncio.Event()
+        running = asyncio.create_task(following.run(stopping))
+
+        async def is_met() -> bool:
+            return met(following)
+
+        await until(is_met)
+        stopping.set()
+        await running
+
+    async def scenario() -> None:
+        source, store = GrowingSource(), MemoryStore()
+        source.held = [GrowingStream(name=name) for name in ("copied", "gone", "there")]
+        for stream in source.held:
+            stream.append()
+        await life(source, store, lambda _: len(noted) == 3)
+        async for _ in sync(GrowingSource(source.held[:1]), ObjectStoreOffloader(store)):
+            pass
+        del source.held[:2]
+        for _ in range(2):
+            await life(source, store, lambda process: process.lost_tails == {"gone": 10})
+        assert noted == {"gone": SeenTail(0, 10, is_told=True), "there": SeenTail(0, 10)}
+
+    asyncio.run(scenario())
+
+    [lost] = [event for event in events if isinstance(event, RecordsLost)]
+    assert (lost.stream, lost.from_offset, lost.to_offset, lost.records) == ("gone", 0, 10, 10)
 
 
 def test_streams_of_a_folder_that_is_gone_are_not_lost() -> None:

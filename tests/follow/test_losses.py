@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 from follower_world import RULES, World, run
 from growing_source import GrowingStream
 from prometheus_client.parser import text_string_to_metric_families
 
-from offload import StreamWriter, build_chunk, delete_stream
+from offload import StreamWriter, build_chunk, delete_stream, open_tier
 from offload.contracts.events import RecordsLost
 from offload.errors import TryAgain
 from offload.local.memory_handle import MemoryHandle
@@ -17,7 +18,7 @@ from offload.model.gaps import GapKind, PartEnds, StreamGap, gaps_between, lost_
 from offload.model.part import StreamPart
 from offload.service.metrics import ServiceMetrics
 from offload.streams.follower import Follower
-from offload.streams.gaps import gaps_of
+from offload.streams.gaps import SeenTail, gaps_of, lost_of
 from offload.streams.pauses import SIGNS_SECONDS
 from offload.upkeep.retention import Retention, trim
 
@@ -176,6 +177,14 @@ class TestAFollower:
             assert await gaps_of(world.tier(), "orders") == [gap(2, 30, 0, GapKind.OTHER_HISTORY)]
 
         run(scenario)
+
+
+def test_the_tail_of_a_stream_is_lost_although_no_tier_was_ever_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_tier(str(tmp_path / "tier")) as tier:
+            assert await lost_of(tier, "orders", SeenTail(2, 5)) == range(2, 5)
+
+    asyncio.run(scenario())
 
 
 class TestGapsOfATier:

@@ -26,6 +26,7 @@ from offload.service.http import door_routes, serve_door
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules, Verb
+from offload.streams.gaps import SeenTail
 
 
 @pytest.fixture
@@ -195,6 +196,7 @@ class TestNotes:
         notes.hold("both", is_held=True)
         notes.emit(StreamPaused(stream="mended", error=NoSpace("no room")))
         notes.emit(StreamResumed(stream="mended"))
+        notes.note_tails({"gone": SeenTail(2, 5, is_told=True)})
         following = PauseNotes(path=tmp_path / "notes")
         following.load()
 
@@ -204,10 +206,19 @@ class TestNotes:
         assert (full.kind, full.reason, full.held_ms) == ("NoSpace", "no room", None)
         assert (both.kind, both.held_ms is not None) == ("NoSpace", True)
         assert following.of("mended") is None
+        assert following.tails == {"gone": SeenTail(2, 5, is_told=True)}
 
     @pytest.mark.parametrize(
         "text",
-        ["", "[]", '{"paused": []}', '{"paused": {"a": 1}}', '{"paused": {"a": {"kind": 1}}}', "\udcff"],
+        [
+            "",
+            "[]",
+            '{"paused": []}',
+            '{"paused": {}, "tails": {"a": [1, "2", true]}}',
+            '{"paused": {"a": 1}}',
+            '{"paused": {"a": {"kind": 1}}}',
+            "\udcff",
+        ],
     )
     def test_notes_that_cannot_be_read_are_a_line_in_the_log(
         self, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
