@@ -255,6 +255,23 @@ class TestAPauseThatLasts:
 
         run(scenario)
 
+    def test_each_kind_of_error_is_told_once_and_outlasts_the_pause_of_a_person(self) -> None:
+        async def scenario(world: World) -> None:
+            world.source.append()
+            await world.run(follower := world.follower(), LAG)
+            for error in (Denied("no right to read"), NoSpace("the disk is full"), NoSpace("still full")):
+                world.source.error = error
+                follower.retry()
+                await follower.step()
+            assert world.told(StreamPaused) == 2
+
+            follower.hold()
+            await follower.step()
+            follower.let_go()
+            assert (follower.state, follower.status.is_stopped) == (FollowState.PAUSED, True)
+
+        run(scenario)
+
     def test_a_lead_that_could_not_be_given_up_for_a_person_is_given_up_at_the_next_step(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
