@@ -11,7 +11,7 @@ import pytest
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter, build_chunk
 from offload.env import Env
-from offload.errors import Conflict, Corrupt
+from offload.errors import Absent, Conflict, Corrupt
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.job import Job
@@ -52,6 +52,29 @@ def test_a_copy_reads_the_last_chunk_back_after_its_last_commit() -> None:
 
         assert isinstance(done.error, Corrupt)
         assert done.next_offset == 2, "it was committed"
+
+    asyncio.run(main())
+
+
+def test_a_verified_copy_names_no_upload_that_the_store_has_lost() -> None:
+    """A rival commits meanwhile, so the newest manifest does not show whether the upload was trimmed."""
+
+    async def main() -> None:
+        inner, rivals = MemoryStore(), list[StreamWriter]()
+
+        async def lose(operation: str, key: str) -> None:
+            if key.endswith(".fragment"):
+                inner.objects.pop(key, None)
+
+        async def claim(operation: str, key: str) -> None:
+            if operation == "get" and key.endswith(".fragment") and not rivals:
+                rivals.append(await StreamWriter.claim(ObjectStoreOffloader(inner), "orders"))
+
+        target = ObjectStoreOffloader(FaultyStore(inner, before=claim, after=lose))
+        [done] = [each async for each in copy(await source([b"one"]), target, verify=True)]
+
+        assert (type(done.error), len(rivals)) == (Absent, 1)
+        assert (await target.load_manifest("orders")).next_offset == 0
 
     asyncio.run(main())
 
