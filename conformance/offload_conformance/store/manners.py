@@ -130,7 +130,10 @@ class StoreMannerClauses(StoreClauses):
     def test_closing_leaves_other_clients_alone(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """Closing one client of a place does not affect the others, nor their unfinished uploads."""
+        """Closing one client of a place does not affect the others.
+
+        Their unfinished uploads go on.
+        """
         run(store.put("key", Body.of(b"data")))
         run(other.get("key"))
         upload = run(other.start_upload("uploaded")) if store.capabilities.multipart else None
