@@ -245,6 +245,23 @@ def test_a_part_that_is_recorded_and_never_begun_does_not_keep_the_stream_from_g
     run(scenario)
 
 
+def test_the_offsets_of_a_part_behind_a_restore_do_not_continue_those_before() -> None:
+    """Also if they are higher ones: a consumer's offset below them is one of the restored stream."""
+
+    async def scenario(world: World) -> None:
+        world.broker.tracks_every = 1
+        await world.restore()
+        world.publish(2)
+        await world.sync()
+
+        first, second = (await world.archived()).archives
+
+        assert second.start >= first.end
+        assert not second.is_continued
+
+    run(scenario)
+
+
 def test_a_target_behind_which_the_stream_has_gone_on_gets_none_of_its_messages_again() -> None:
     """Without `--new-part`, the part that continues the target would be published to it again."""
 
