@@ -379,13 +379,14 @@ class ManagedLedger:
                 async for batch in batches:
                     yield batch
 
-    async def _agree_with(self, reader: TieredReader) -> None:
-        """Raise `Fenced` or `Diverged` unless the log continues what a reader has found on the tier."""
+    async def _agree_with(self, reader: TieredReader) -> bool:
+        """Return whether a reader may continue: False if only a newer root is a copy of the log."""
         if self._copy.has_agreed(reader.committed):
-            return
+            return True
         async with self._work:
             self._refuse_if_over()
-            await self._copy.agree()
+            is_copy = await self._copy.agree()
+        return not is_copy or reader.committed is None or not self._copy.is_outdated(reader.committed)
 
     async def _reader(self, priority: ReadPriority, emit: Callable[[Event], None]) -> TieredReader:
         return await TieredReader.open(

@@ -45,6 +45,10 @@ class _LeftOut(Exception):
     """The log alone does not have the next record any more."""
 
 
+class _Outdated(Exception):
+    """The reader has a state of the tier that cannot be compared any more."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Reading:
     """Opens reads of one log and its tier."""
@@ -55,8 +59,11 @@ class Reading:
     """Opens a reader. It raises one of `AWAY` if the tier may be read, and cannot be."""
     is_doubtful: Callable[[], bool]
     """Returns True if the tier is known to have another history than the log."""
-    agreed: Callable[[TieredReader], Awaitable[None]]
-    """Asks whether the log continues what a reader sees on the tier. Raises `Fenced` or `Diverged` if not."""
+    agreed: Callable[[TieredReader], Awaitable[bool]]
+    """Asks whether the log continues what a reader sees on the tier. Raises `Fenced` or `Diverged` if not.
+
+    Returns False if the reader sees records that were trimmed before they were compared: open another one.
+    """
     emit: Callable[[Event], None]
     env: Env
 
@@ -100,10 +107,13 @@ class Reading:
                 tries += 1
                 continue
             at = place
-            async with aclosing(self._tiered_messages(reader, place, watch)) as batches:
-                async for batch in batches:
-                    yield batch
-                    at = PartOffset(batch.part, batch.offset + len(batch.bodies))
+            try:
+                async with aclosing(self._tiered_messages(reader, place, watch)) as batches:
+                    async for batch in batches:
+                        yield batch
+                        at = PartOffset(batch.part, batch.offset + len(batch.bodies))
+            except _Outdated:
+                continue
             if watch is None:
                 return
 
@@ -123,7 +133,8 @@ class Reading:
                 from_log = reader.records[ReadSide.LOCAL]
                 end = batch.offset + len(batch.bodies)
                 if not is_local and self._may_contradict(end) and checked is not (seen := reader.committed):
-                    await self.agreed(reader)
+                    if not await self.agreed(reader):
+                        raise _Outdated
                     checked = seen
                 yield batch
                 if is_local and watch is not None and self._prefers_log:

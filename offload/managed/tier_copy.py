@@ -282,7 +282,7 @@ class TierCopy:
         return manifest
 
     def has_agreed(self, committed: CommittedStream | None) -> bool:
-        """Return whether the tier is known to be a copy of this log up to the end of this state."""
+        """Return whether all records of this state are known to be those of the log."""
         known = self._compared
         return (
             committed is not None
@@ -291,6 +291,19 @@ class TierCopy:
             and known.end is not None
             and known.end[0] == committed.incarnation
             and committed.next_offset <= known.end[1]
+            and not self.is_outdated(committed)
+        )
+
+    def is_outdated(self, committed: CommittedStream) -> bool:
+        """Return whether this state has records that were trimmed before they were compared with the log.
+
+        What a newer root has was compared, which says nothing about them.
+        """
+        had = self._had
+        return (
+            had is not None
+            and had.incarnation == str(committed.incarnation)
+            and committed.first_offset < had.first_offset
         )
 
     async def offload(self, until: int) -> None:

@@ -159,6 +159,30 @@ def test_a_last_chunk_of_the_log_does_not_vouch_for_what_another_job_appended_be
     run(scenario)
 
 
+def test_a_comparison_behind_a_trim_does_not_vouch_for_what_a_read_has_seen_before_it() -> None:
+    """A read began at a root with records of a job. They are trimmed, and the rest is a copy of the log."""
+
+    async def scenario(world: World) -> None:
+        ledger = await leading(world, replace(LAG, read_priority=ReadPriority.TIER_FIRST))
+        world.clock.now += 1
+        await contribute(world.tier(), rivals_chunk(world, 10, records=2))
+        await contribute(world.tier(), world.disk.ledgers[1].chunks[2])
+        trimmed = list[str]()
+
+        async def before(operation: str, key: str) -> None:
+            if operation == "get" and "/data/00000000000000000010." in key and not trimmed:
+                trimmed.append(key)
+                await trim(world.tier(), STREAM, Retention(before_offset=12), env=world.env())
+                await ledger.plan()
+
+        world.store.before = before
+
+        assert await delivered(ledger, 10) == [b"mine-10", b"mine-11", b"mine-12", b"open"]
+        assert trimmed
+
+    run(scenario)
+
+
 def test_what_a_job_appended_behind_a_commit_whose_reply_was_lost_is_not_noted() -> None:
     """The owner's commit is in, and is judged by the newest root, which ends behind the job's records."""
 
