@@ -25,6 +25,7 @@ from offload.service.health import NO_ADVICE, Advises, Health
 from offload.service.listening import OFF, address_of, listen
 from offload.service.notify import notifier_of
 from offload.service.process import Companion
+from offload.service.readiness import ReadinessLog
 from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
@@ -118,7 +119,9 @@ class Seeing:
         """
         health = Health(dispatchers=dispatchers, upkeep=upkeep, advice=self.advice)
         notifier = notifier_of(environ, health, session.env)
-        told: list[Companion] = [] if notifier is None else [notifier.run]
+        told: list[Companion] = [ReadinessLog(health=health, env=session.env).run]
+        if notifier is not None:
+            told.append(notifier.run)
         self.listeners.append(notes.emit)
         if listener is None and door is None:
             return told
