@@ -16,7 +16,8 @@ These invariants hold beside those of the judge:
     a broker is fenced only after another one claimed the stream, or somebody deleted it, and then for good
     a log that agrees with the tier is never called diverged
     retention trims no record that a cursor has not passed
-    at the end, each log that agrees with the tier goes on, and its local copies go. Any other is refused
+    at the end, each log that agrees with the tier goes on, and its local copies go. A log is refused if the
+    tier still shows other records
 """
 
 from __future__ import annotations
@@ -508,6 +509,17 @@ def agrees(world: World, disk: Disk, *, always: bool = False) -> bool:
     return both and root.next_offset <= disk.next_offset
 
 
+def shows_another(world: World, disk: Disk) -> bool:
+    """Return True if the tier has records that this log has not. What was trimmed shows nothing any more."""
+    root = world.judge.root
+    if root is None or root.first_offset == root.next_offset:
+        return False
+    life = broker_of(world).lives.get(root.incarnation, Life())
+    begin = max(next(iter(disk.chunks), disk.next_offset), root.first_offset)
+    is_other = any(disk.chunks.get(at) != chunk for at, chunk in life.chunks.items() if at >= begin)
+    return is_other or root.next_offset > disk.next_offset
+
+
 def is_in_doubt(world: World, disk: Disk, error: OffloadError | None) -> bool:
     """Return True if an owner only keeps its copies of trimmed data, which the tier may never have had."""
     root, ledgers = world.judge.root, disk.memory.ledgers
@@ -534,6 +546,7 @@ async def finish(world: World) -> None:
         disk = world.disks.get(slot) or Disk()
         is_empty = not any(ledger.facts.records for ledger in disk.memory.ledgers)
         was_right = lives_of(world) <= 1 and (is_empty or agrees(world, disk))
+        is_wrong = lives_of(world) == 1 and not is_empty and shows_another(world, disk)
         root, end = world.judge.root, disk.next_offset
         is_behind = lives_of(world) == 1 and not is_empty and root is not None and root.next_offset > end
         refusal = await _refusal(world, disk, may_lag=not is_empty)
@@ -543,7 +556,7 @@ async def finish(world: World) -> None:
             assert refusal is None or is_kept, (
                 f"the log {slot} agrees with the tier, and is refused: {refusal}"
             )
-        elif lives_of(world) == 1 and root is not None and root.first_offset < root.next_offset:
+        elif is_wrong:
             assert refusal is not None, f"the log {slot} should be refused"
         world.check()
     last = world.process("last")
