@@ -131,7 +131,7 @@ class AllKeysInOneDelete(Bucket):
             call = client.delete_objects(
                 Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in names]}
             )
-            await self.ask(call, "delete", mutation=True)
+            await self.explain(call, "delete", mutation=True)
 
 
 @bug(proofs.uploads([5 * 2**20, 5 * 2**20, 3], order=[3, 1, 2]))
@@ -154,7 +154,7 @@ class _AsTheyCame(S3Upload):
         client = await self._store.client()
         parts = {"Parts": list(self._parts.values())}
         call = client.complete_multipart_upload(MultipartUpload=parts, **self._where)
-        await self._store.ask(call, "complete", key=self._key, mutation=True)
+        await self._store.explain(call, "complete", key=self._key, mutation=True)
 
 
 @bug(proofs.uploads([5 * 2**20, 3]))
@@ -170,7 +170,7 @@ class SumOfSumsIsTaken(Bucket):
         client = await self.client()
         call = client.head_object(Bucket=self.bucket, Key=check_key(key), ChecksumMode="ENABLED")
         try:
-            reply = await self.ask(call, "ask", key=key)
+            reply = await self.explain(call, "ask", key=key)
         except TryAgain:
             raise
         except OffloadError as exc:
