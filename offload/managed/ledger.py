@@ -380,13 +380,13 @@ class ManagedLedger:
                     yield batch
 
     async def _agree_with(self, reader: TieredReader) -> bool:
-        """Return whether a reader may continue: False if only a newer root is a copy of the log."""
+        """Return whether a reader may continue: False if its records were trimmed uncompared."""
         if self._copy.has_agreed(reader.committed):
             return True
         async with self._work:
             self._refuse_if_over()
-            is_copy = await self._copy.agree()
-        return not is_copy or reader.committed is None or not self._copy.is_outdated(reader.committed)
+            await self._copy.agree()
+        return reader.committed is None or not self._copy.is_outdated(reader.committed)
 
     async def _reader(self, priority: ReadPriority, emit: Callable[[Event], None]) -> TieredReader:
         return await TieredReader.open(

@@ -297,14 +297,17 @@ class TierCopy:
     def is_outdated(self, committed: CommittedStream) -> bool:
         """Return whether this state has records that were trimmed before they were compared with the log.
 
-        What a newer root has was compared, which says nothing about them.
+        A comparison with a newer root says nothing about them.
         """
-        had = self._had
-        return (
-            had is not None
-            and had.incarnation == str(committed.incarnation)
-            and committed.first_offset < had.first_offset
-        )
+        first, newest = committed.first_offset, self.manifest
+        if (had := self._had) is not None and had.incarnation == str(committed.incarnation):
+            if had.first_offset <= first and committed.next_offset <= had.next_offset:
+                return False
+            if first < had.first_offset:
+                return True
+        if newest is None or newest.incarnation != committed.incarnation:
+            return False
+        return first < newest.first_offset
 
     async def offload(self, until: int) -> None:
         """Copy what the tier lacks up to `until`, where a ledger ends. Raises what stopped it.

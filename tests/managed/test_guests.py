@@ -159,8 +159,11 @@ def test_a_last_chunk_of_the_log_does_not_vouch_for_what_another_job_appended_be
     run(scenario)
 
 
-def test_a_comparison_behind_a_trim_does_not_vouch_for_what_a_read_has_seen_before_it() -> None:
-    """A read began at a root with records of a job. They are trimmed, and the rest is a copy of the log."""
+@pytest.mark.parametrize("before_offset", [12, 13])
+def test_a_comparison_behind_a_trim_does_not_vouch_for_what_a_read_has_seen_before_it(
+    before_offset: int,
+) -> None:
+    """A read began at a root with records of a job. They are trimmed. The rest is a copy, or empty."""
 
     async def scenario(world: World) -> None:
         ledger = await leading(world, replace(LAG, read_priority=ReadPriority.TIER_FIRST))
@@ -172,7 +175,8 @@ def test_a_comparison_behind_a_trim_does_not_vouch_for_what_a_read_has_seen_befo
         async def before(operation: str, key: str) -> None:
             if operation == "get" and "/data/00000000000000000010." in key and not trimmed:
                 trimmed.append(key)
-                await trim(world.tier(), STREAM, Retention(before_offset=12), env=world.env())
+                retention = Retention(before_offset=before_offset)
+                await trim(world.tier(), STREAM, retention, env=world.env())
                 await ledger.plan()
 
         world.store.before = before
