@@ -29,7 +29,7 @@ def stall(call: object, monkeypatch: pytest.MonkeyPatch, *, is_preempted: bool) 
         return time.process_time(), next(preempted) if is_preempted else 0
 
     monkeypatch.setattr(watch, "_spent", spent)
-    return asyncio.run(watch.longest_stall(call, enough_seconds=ENOUGH_SECONDS))  # type: ignore[arg-type]
+    return asyncio.run(watch.longest_stall(call, enough_seconds=ENOUGH_SECONDS))  # type: ignore[arg-type]  # a call
 
 
 def test_a_call_that_blocks_stalls_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,8 +229,8 @@ class Shared(MemoryStore):
     places: dict[int, dict[str, object]] = {}
 
     def __init__(self, **keywords: object) -> None:
-        super().__init__(**keywords)  # type: ignore[arg-type]
-        self._unfinished = self.places.setdefault(id(self.objects), {})  # type: ignore[assignment]
+        super().__init__(**keywords)  # type: ignore[arg-type]  # passed on
+        self._unfinished = self.places.setdefault(id(self.objects), {})  # type: ignore[assignment]  # shared
 
 
 @bug("closing_leaves_other_clients_alone")

@@ -288,7 +288,7 @@ class TestItsStatus:
                 if operation == "put":
                     world.source.append(2)
                     async with asyncio.timeout(60):
-                        while follower.status.lag_records != 30:  # noqa: ASYNC110
+                        while follower.status.lag_records != 30:  # noqa: ASYNC110 - no event says it
                             await asyncio.sleep(0.001)
 
             world.store.before = grow

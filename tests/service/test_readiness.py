@@ -25,7 +25,7 @@ def test_a_change_is_a_line_and_a_problem_that_lasts_is_one_every_ten_minutes(
 ) -> None:
     caplog.set_level("INFO")
     clock, health = Clock(), Said()
-    log = ReadinessLog(health=health, env=clock.env())  # type: ignore[arg-type]
+    log = ReadinessLog(health=health, env=clock.env())  # type: ignore[arg-type]  # what it asks
 
     def after(seconds: float, *problems: str) -> list[str]:
         caplog.clear()

@@ -132,7 +132,7 @@ class StoreMannerClauses(StoreClauses):
     ) -> None:
         """Closing one client of a place does not affect the others.
 
-        Their unfinished uploads go on.
+        Their unfinished uploads can still be completed.
         """
         run(store.put("key", Body.of(b"data")))
         run(other.get("key"))

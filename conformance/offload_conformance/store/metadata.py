@@ -114,7 +114,7 @@ class MetadataClauses(StoreClauses):
         """An object has only the metadata that it was written with, not that of one which it replaced.
 
         This holds for every pair of calls, and for a client that asked before. Two uploads of one key that
-        overlap keep their metadata apart. What a caller was given before stays as it is.
+        overlap keep their metadata apart. Earlier answers do not change.
         """
         self.needs_metadata(store)
         if store.capabilities.multipart:
