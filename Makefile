@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
-LOOPS  := offload/_loops.so
+LOOPS  := offload/ground/_loops.so
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some two hundred processes. Without its bytecode, each would compile the program again.
@@ -79,7 +79,7 @@ $(READY): $(CORE)
 	touch $(READY)
 
 # The compiled loops of this checkout. They are tested on machines without a C compiler, too: zig is a package.
-$(LOOPS): $(READY) hatch_build.py offload/loops.c
+$(LOOPS): $(READY) hatch_build.py offload/ground/loops.c
 	command -v cc >/dev/null || $(PIP) ziglang
 	$(BIN)/python hatch_build.py
 

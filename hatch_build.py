@@ -23,7 +23,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-SOURCE, LIBRARY = "offload/loops.c", "offload/_loops.so"
+SOURCE, LIBRARY = "offload/ground/loops.c", "offload/ground/_loops.so"
 TARGETS = {
     "x86_64-linux-gnu.2.17": "manylinux_2_17_x86_64",
     "aarch64-linux-gnu.2.17": "manylinux_2_17_aarch64",

@@ -19,8 +19,8 @@ import numpy as np
 
 from offload import EntryLedger, EntryLedgerStream, EntryRun, MemoryHandle, Snapshot, open_tier
 from offload.contracts.entries import EntrySizes
+from offload.copy.copier import StreamCopier
 from offload.model.part import StreamPart
-from offload.streams.copier import StreamCopier
 
 LEDGERS = 4
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import machine
 
-from offload.local.folder_log import FolderLog
+from offload.log.folder_log import FolderLog
 
 MESSAGE: Final = os.urandom(1000)
 BATCHES: Final = (1, 10, 100, 1000)

@@ -28,7 +28,7 @@ from typing import Any
 import machine
 
 from offload import MemoryHandle, Plugins, Session, StreamWriter, build_chunk
-from offload.streams.reader import Messages
+from offload.read.reader import Messages
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))  # has the servers
 from servers.catalogue import SERVERS, server

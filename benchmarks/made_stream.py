@@ -16,10 +16,10 @@ from tally import Bucket, TallyStore
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.ledger import ReadHandle
-from offload.env import Env
 from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.compression import Compression

@@ -29,7 +29,7 @@ import machine
 
 from offload import FolderLog, LedgerPolicy, ManagedLedgers, ObjectStoreOffloader
 from offload.contracts.log import LedgerLog
-from offload.local.memory_log import MemoryLog
+from offload.log.memory_log import MemoryLog
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 

@@ -29,9 +29,9 @@ from offload_posix.store import PosixStore
 
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
-from offload.env import Env
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
+from offload.ground.env import Env
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.store.metrics import MeteredStore

@@ -38,7 +38,7 @@ from servers.proxy import delayed
 from stopwatch import running_children_cpu_seconds
 
 from offload import Plugins
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 HERE: Final = Path(__file__).resolve().parent
 RAW_CLIENTS: Final = {"s3": ("curl", "boto3", "obstore", "rclone"), "gcs": ("curl",), "azure": ("curl",)}

@@ -25,16 +25,16 @@ from made_stream import KEYS, LISTED_FRAGMENTS_MAX, RECORDS, STREAM, Ledger, Sce
 from operation_report import Row, print_report
 from tally import AZURE_PAGE_KEYS, Bucket, TallyStore
 
-from offload.env import Env
+from offload.ground.env import Env
 from offload.model.position import AtTime
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.read.reader import StreamReader
 from offload.upkeep.rebuild.stream import rebuild
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import GRACE_SECONDS, PAGE_KEYS_MAX, sweep
 from offload.upkeep.verify.report import VerifyLevel
 from offload.upkeep.verify.tier import verify
+from offload.write.writer import StreamWriter
 
 MANIFEST_SIZES: Final = {"small": (10**3,), "medium": (10**3, 10**5), "large": (10**3, 10**5, 10**7)}
 SWEEP_OBJECTS: Final = {"small": (10**4,), "medium": (10**5,), "large": (10**5, 10**6)}

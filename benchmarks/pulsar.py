@@ -51,8 +51,8 @@ from servers.places import ACCESS_KEY, SECRET_KEY, S3Place
 from stopwatch import Stopwatch
 
 from offload import EntryLedger, EntryLedgerStream, EntryRun, Session
+from offload.copy.copier import StreamCopier
 from offload.model.part import StreamPart
-from offload.streams.copier import StreamCopier
 
 MIB: Final = 2**20
 BLOCK_SIZE_BYTES: Final = 64 * MIB

@@ -37,10 +37,10 @@ from servers.catalogue import SERVERS, server
 from stopwatch import Stopwatch
 
 from offload import Plugins, Session, StreamReader
+from offload.cache.block_cache import CACHE_SIZE_BYTES, BlockCache
+from offload.cache.memory import AGE_SECONDS
 from offload.contracts.catalogue import Catalogue
 from offload.model.manifest import CommittedStream
-from offload.streams.block_cache import CACHE_SIZE_BYTES, BlockCache
-from offload.streams.room import AGE_SECONDS
 
 GIB: Final = 2**30
 MIB: Final = 2**20

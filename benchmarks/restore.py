@@ -49,9 +49,9 @@ from rstream import (  # type: ignore[import-untyped, unused-ignore]  # no types
 )
 from servers.rabbitmq import NODE, RECIPE, Broker, rabbitmq
 
-from offload.env import Env
-from offload.errors import TryAgain
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.env import Env
+from offload.ground.errors import TryAgain
 
 OFFLOAD = str(Path(sys.executable).with_name("offload"))
 SEGMENT_SIZE_BYTES = 100_000_000

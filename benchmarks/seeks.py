@@ -30,9 +30,9 @@ from made_stream import RECORDS, STREAM, Scene
 
 from offload.model.position import AtEdge, AtOffset, AtTime, Position
 from offload.native.offloader import ObjectStoreOffloader
+from offload.read.reader import StreamReader
+from offload.read.watch import StreamWatch
 from offload.store.faults import FaultyStore
-from offload.streams.reader import StreamReader
-from offload.streams.watch import StreamWatch
 
 STALENESS_SECONDS: Final = 3600.0
 

@@ -38,7 +38,7 @@ from machine import minio
 
 from offload import Blocking, ObjectStoreOffloader, Plugins
 from offload.contracts.store import Span, Suffix
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 from offload.store.stack import stacked_store
 from offload.store.wrap import StoreDecorator
 
@@ -310,7 +310,7 @@ def _fetched(tier: Path, bounds: Any) -> dict[str, Any]:
     from offload_spark.scan import Scan
 
     from offload.arrow.batches import BatchMaker
-    from offload.env import Env
+    from offload.ground.env import Env
 
     plugins = Plugins.find()
     counting = _Counting(stacked_store(open_store(str(tier), plugins=plugins), Env()))

@@ -32,9 +32,10 @@ import machine
 import pyarrow.parquet as pq
 from stopwatch import Stopwatch
 
-from offload import Blocking, MemoryHandle, StreamReader, StreamWriter, loops
+from offload import Blocking, MemoryHandle, StreamReader, StreamWriter
 from offload.formats.chunk_writer import build_chunk
-from offload.tables import ArrowStream, ArrowTier
+from offload.ground import loops
+from offload.opening.tables import ArrowStream, ArrowTier
 
 MIB: Final = 2**20
 RECORD_SIZE_BYTES: Final = 115

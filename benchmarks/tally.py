@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Final, cast
 
 from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished
-from offload.errors import NotFound
+from offload.ground.errors import NotFound
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload.store.wrap import StoreDecorator

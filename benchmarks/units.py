@@ -22,8 +22,8 @@ from typing import Final
 import zstandard
 
 from offload.formats.chunk_writer import build_chunk
-from offload.opening import open_source
-from offload.plugins import Plugins
+from offload.opening.by_url import open_source
+from offload.opening.plugins import Plugins
 
 MIB: Final = 2**20
 GIB: Final = 2**30

@@ -1,41 +1,25 @@
-"""Writes the file map of docs/how-it-works.md: every folder of the code, what it is for, and its files.
+"""Writes two lists of the code: the file map of docs/how-it-works.md, and the files of decision 20.
 
     python docs/make_file_map.py
 
-The text of a row is the first paragraph of the docstring of the folder's `__init__`.
-`tests/docs/test_pages.py` compares the page with what this makes.
+The text of a folder is the first paragraph of the docstring of its `__init__`, that of a file is the first
+sentence of its head. `tests/docs/test_pages.py` compares the pages with what this makes.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs" / "how-it-works.md"
+MAP: Final = ROOT / "docs" / "how-it-works.md"
+ROOMS: Final = ROOT / "docs" / "adr" / "0020-rooms-of-the-core.md"
+"""Its table of imports names the rooms of the core, each after those that it imports."""
 
-FOLDERS: Final = (
-    "offload",
-    "offload/model",
-    "offload/formats",
-    "offload/contracts",
-    "offload/store",
-    "offload/local",
-    "offload/commit",
-    "offload/native",
-    "offload/streams",
-    "offload/upkeep",
-    "offload/upkeep/compact",
-    "offload/upkeep/copy",
-    "offload/upkeep/rebuild",
-    "offload/upkeep/sweep",
-    "offload/upkeep/verify",
-    "offload/managed",
-    "offload/arrow",
-    "offload/service",
-    "offload/cli",
-    "offload/cli/kit",
+PACKAGES: Final = (
     "backends/offload_posix",
     "backends/offload_cloud",
     "backends/offload_s3",
@@ -45,17 +29,25 @@ FOLDERS: Final = (
     "plugins/offload_pulsar",
     "plugins/offload_rabbitmq",
     "plugins/offload_spark",
-    "plugins/offload_spark/jobs",
     "plugins/pyspark_offload",
     "conformance/offload_conformance",
-    "conformance/offload_conformance/store",
-    "conformance/offload_conformance/offloader",
-    "conformance/offload_conformance/protocol",
 )
-"""The folders: first the core, each after those that it imports, then the packages around it."""
+"""The packages around the core, in the order of the map."""
 
-BEGIN: Final = "<!-- Rows by docs/make_file_map.py. -->\n"
-END: Final = "<!-- End of the rows. -->\n"
+
+def rooms() -> dict[str, str]:
+    """Return the rooms of the core with the names of those that each may import, as decision 20 has them."""
+    rows = re.findall(
+        r"^\| (\w+) \| (nothing|(?:\w+, )*\w+) \|$", ROOMS.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {room: "" if others == "nothing" else others for room, others in rows}
+
+
+def folders(tops: Iterable[str]) -> Iterator[str]:
+    """Yield these folders, each with the packages in it behind it."""
+    for top in tops:
+        inner = sorted(init.parent for init in (ROOT / top).rglob("__init__.py"))
+        yield from (str(folder.relative_to(ROOT)) for folder in inner)
 
 
 def about(folder: str) -> str:
@@ -70,14 +62,44 @@ def files(folder: str) -> str:
     return ", ".join(f"`{name}`" for name in names if name not in ("__init__", "__main__"))
 
 
-def page() -> str:
+def file_map() -> str:
     """Return docs/how-it-works.md with the rows of its map as the folders are now."""
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{PAGE.name} has no line {BEGIN!r}"
-    assert end, f"{PAGE.name} has no line {END!r}"
-    rows = "".join(f"| `{folder}/` | {about(folder)} | {files(folder)} |\n" for folder in FOLDERS)
-    return f"{before}{begin}\n| folder | what it is | files |\n|---|---|---|\n{rows}\n{end}{after}"
+    core = (f"offload/{room}" for room in rooms())
+    found = folders([*core, *PACKAGES])
+    rows = "".join(f"| `{folder}/` | {about(folder)} | {files(folder)} |\n" for folder in found)
+    return _between(MAP, "Rows", f"\n| folder | what it is | files |\n|---|---|---|\n{rows}\n")
+
+
+def file_list() -> str:
+    """Return decision 20 with its list of the files of the core as they are now."""
+    lines = []
+    for folder in folders(f"offload/{room}" for room in rooms()):
+        lines.append(f"\n- **{folder}/**: {about(folder)}\n")
+        paths = sorted((ROOT / folder).glob("*.py"))
+        lines += [f"  - `{path.stem}`: {_head(path)}\n" for path in paths if path.stem[:2] != "__"]
+    return _between(ROOMS, "Files", "".join(lines).lstrip("\n"))
+
+
+PAGES: Final = {MAP: file_map, ROOMS: file_list}
+"""The pages, and what makes each."""
+
+
+def _between(page: Path, what: str, text: str) -> str:
+    """Return a page with this text between its two marks."""
+    marks = f"<!-- {what} by docs/make_file_map.py. -->\n", f"<!-- End of the {what.lower()}. -->\n"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    assert begin, f"{page.name} has no line {marks[0]!r}"
+    assert end, f"{page.name} has no line {marks[1]!r}"
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def _head(path: Path) -> str:
+    """Return the first sentence of a file's head, in one line."""
+    text = " ".join(
+        (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0].split()
+    )
+    return re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0].rstrip(":")
 
 
 def _cell(text: str) -> str:
@@ -85,4 +107,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for page, made in PAGES.items():
+        page.write_text(made(), encoding="utf-8")

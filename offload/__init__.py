@@ -4,17 +4,16 @@ Authors of a broker start with `ManagedLedgers` and `FolderLog`. Programs that w
 with `open_tier`, `StreamWriter` and `StreamReader`, authors of backends with `ObjectStore` or
 `LedgerOffloader`, authors of sources with `Source`. Programs without an event loop use `Blocking`.
 
-Each public name is imported when it is first used (`offload.late`).
+Each public name is imported when it is first used (`offload.ground.late`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offload.late import late_names
+from offload.ground.late import late_names
 
 if TYPE_CHECKING:
-    from offload.blocking import Blocking
     from offload.contracts.capabilities import Capabilities
     from offload.contracts.catalogue import Catalogue, EntryView, StreamView
     from offload.contracts.decoder import Decoded, Decoder
@@ -29,8 +28,14 @@ if TYPE_CHECKING:
     from offload.contracts.records import Record, RecordLimits, RecordService
     from offload.contracts.source import Snapshot, Source, SourceStream
     from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
-    from offload.env import Env
-    from offload.errors import (
+    from offload.copy.sync import StreamReport, sync
+    from offload.entries.ledger import EntryLedgerStream
+    from offload.follow.dispatcher import Dispatcher
+    from offload.follow.follower import Follower
+    from offload.follow.rules import FollowRules, FollowState, FollowStatus
+    from offload.formats.chunk_writer import build_chunk
+    from offload.ground.env import Env
+    from offload.ground.errors import (
         Absent,
         AlreadyExists,
         AlreadyRunning,
@@ -54,10 +59,9 @@ if TYPE_CHECKING:
         TryAgain,
         UnsupportedFormat,
     )
-    from offload.formats.chunk_writer import build_chunk
-    from offload.local.folder_log import Durability, FolderLog
-    from offload.local.memory_handle import MemoryHandle
-    from offload.local.memory_log import MemoryLog
+    from offload.log.folder_log import Durability, FolderLog
+    from offload.log.memory_handle import MemoryHandle
+    from offload.log.memory_log import MemoryLog
     from offload.managed.contexts import LedgerContext
     from offload.managed.cursors import LogCursors, StoreCursors
     from offload.managed.ledger import LedgerState, ManagedLedger
@@ -72,25 +76,21 @@ if TYPE_CHECKING:
     from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, parse_position
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
     from offload.native.place import TierPlan
-    from offload.opening import open, open_source, open_tier  # noqa: A004 - read as `offload.open`
-    from offload.plugins import Plugins
-    from offload.session import Session
+    from offload.opening.blocking import Blocking
+    from offload.opening.by_url import open, open_source, open_tier  # noqa: A004 - read as `offload.open`
+    from offload.opening.plugins import Plugins
+    from offload.opening.session import Session
+    from offload.read.reader import Messages, StreamReader
     from offload.store.records import RecordStore
-    from offload.streams.choice import ReadPriority
-    from offload.streams.dispatcher import Dispatcher
-    from offload.streams.entry_ledger import EntryLedgerStream
-    from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
-    from offload.streams.follower import Follower
-    from offload.streams.job import Job
-    from offload.streams.reader import Messages, StreamReader
-    from offload.streams.sync import StreamReport, sync
-    from offload.streams.tiered import TieredReader
-    from offload.streams.writer import StreamWriter
+    from offload.two_sides.choice import ReadPriority
+    from offload.two_sides.tiered import TieredReader
     from offload.upkeep.retention import Retention, TrimReport, delete_stream, trim
     from offload.upkeep.sweep.report import SweepReport
     from offload.upkeep.sweep.tier import Sweeper, sweep
     from offload.upkeep.verify.report import VerifyLevel, VerifyReport
     from offload.upkeep.verify.tier import verify
+    from offload.write.job import Job
+    from offload.write.writer import StreamWriter
 
 __all__ = [
     "Absent",
@@ -216,16 +216,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Absent": "offload.errors",
-    "AlreadyExists": "offload.errors",
-    "AlreadyRunning": "offload.errors",
-    "AnchorLost": "offload.errors",
+    "Absent": "offload.ground.errors",
+    "AlreadyExists": "offload.ground.errors",
+    "AlreadyRunning": "offload.ground.errors",
+    "AnchorLost": "offload.ground.errors",
     "AtEdge": "offload.model.position",
     "AtOffset": "offload.model.position",
     "AtTime": "offload.model.position",
     "Attempt": "offload.model.attempt",
     "Backend": "offload.contracts.plugin",
-    "Blocking": "offload.blocking",
+    "Blocking": "offload.opening.blocking",
     "Body": "offload.contracts.store",
     "Capabilities": "offload.contracts.capabilities",
     "Catalogue": "offload.contracts.catalogue",
@@ -233,28 +233,28 @@ _HOMES = {
     "CommittedStream": "offload.model.manifest",
     "Committer": "offload.contracts.offloader",
     "Compression": "offload.model.compression",
-    "Conflict": "offload.errors",
-    "Corrupt": "offload.errors",
+    "Conflict": "offload.ground.errors",
+    "Corrupt": "offload.ground.errors",
     "Decoded": "offload.contracts.decoder",
     "Decoder": "offload.contracts.decoder",
     "DecoderType": "offload.contracts.plugin",
-    "Denied": "offload.errors",
-    "Dispatcher": "offload.streams.dispatcher",
-    "Diverged": "offload.errors",
-    "Durability": "offload.local.folder_log",
+    "Denied": "offload.ground.errors",
+    "Dispatcher": "offload.follow.dispatcher",
+    "Diverged": "offload.ground.errors",
+    "Durability": "offload.log.folder_log",
     "Entry": "offload.model.entry",
     "EntryLedger": "offload.contracts.entries",
-    "EntryLedgerStream": "offload.streams.entry_ledger",
+    "EntryLedgerStream": "offload.entries.ledger",
     "EntryRun": "offload.contracts.entries",
     "EntryView": "offload.contracts.catalogue",
-    "Env": "offload.env",
-    "Fenced": "offload.errors",
-    "FolderLog": "offload.local.folder_log",
-    "FollowRules": "offload.streams.follow_rules",
-    "FollowState": "offload.streams.follow_rules",
-    "FollowStatus": "offload.streams.follow_rules",
-    "Follower": "offload.streams.follower",
-    "Job": "offload.streams.job",
+    "Env": "offload.ground.env",
+    "Fenced": "offload.ground.errors",
+    "FolderLog": "offload.log.folder_log",
+    "FollowRules": "offload.follow.rules",
+    "FollowState": "offload.follow.rules",
+    "FollowStatus": "offload.follow.rules",
+    "Follower": "offload.follow.follower",
+    "Job": "offload.write.job",
     "KeyService": "offload.contracts.keys",
     "KeyServiceType": "offload.contracts.plugin",
     "LedgerContext": "offload.managed.contexts",
@@ -270,24 +270,24 @@ _HOMES = {
     "ManagedLedger": "offload.managed.ledger",
     "ManagedLedgers": "offload.managed.ledgers",
     "Manifest": "offload.model.manifest",
-    "MemoryHandle": "offload.local.memory_handle",
-    "MemoryLog": "offload.local.memory_log",
-    "Messages": "offload.streams.reader",
-    "Misuse": "offload.errors",
-    "NoSpace": "offload.errors",
-    "NoSuchKey": "offload.errors",
-    "NotFound": "offload.errors",
-    "NotOffloaded": "offload.errors",
+    "MemoryHandle": "offload.log.memory_handle",
+    "MemoryLog": "offload.log.memory_log",
+    "Messages": "offload.read.reader",
+    "Misuse": "offload.ground.errors",
+    "NoSpace": "offload.ground.errors",
+    "NoSuchKey": "offload.ground.errors",
+    "NotFound": "offload.ground.errors",
+    "NotOffloaded": "offload.ground.errors",
     "ObjectStore": "offload.contracts.store",
     "ObjectStoreOffloader": "offload.native.offloader",
-    "OffloadError": "offload.errors",
+    "OffloadError": "offload.ground.errors",
     "OpeningContext": "offload.contracts.opening",
-    "OutcomeUnknown": "offload.errors",
+    "OutcomeUnknown": "offload.ground.errors",
     "PartOffset": "offload.model.position",
-    "Plugins": "offload.plugins",
+    "Plugins": "offload.opening.plugins",
     "Position": "offload.model.position",
     "ReadHandle": "offload.contracts.ledger",
-    "ReadPriority": "offload.streams.choice",
+    "ReadPriority": "offload.two_sides.choice",
     "Receipt": "offload.model.attempt",
     "Record": "offload.contracts.records",
     "RecordLimits": "offload.contracts.records",
@@ -295,32 +295,32 @@ _HOMES = {
     "RecordStore": "offload.store.records",
     "RequestLimits": "offload.contracts.opening",
     "Retention": "offload.upkeep.retention",
-    "RootsLost": "offload.errors",
-    "Session": "offload.session",
+    "RootsLost": "offload.ground.errors",
+    "Session": "offload.opening.session",
     "Snapshot": "offload.contracts.source",
     "Source": "offload.contracts.source",
     "SourceStream": "offload.contracts.source",
     "SourceType": "offload.contracts.plugin",
     "Span": "offload.contracts.store",
     "StoreCursors": "offload.managed.cursors",
-    "StoreDenied": "offload.errors",
+    "StoreDenied": "offload.ground.errors",
     "StoreMetrics": "offload.contracts.metrics",
-    "StreamDeleted": "offload.errors",
+    "StreamDeleted": "offload.ground.errors",
     "StreamPart": "offload.model.part",
-    "StreamReader": "offload.streams.reader",
-    "StreamReport": "offload.streams.sync",
+    "StreamReader": "offload.read.reader",
+    "StreamReport": "offload.copy.sync",
     "StreamView": "offload.contracts.catalogue",
-    "StreamWriter": "offload.streams.writer",
+    "StreamWriter": "offload.write.writer",
     "Suffix": "offload.contracts.store",
     "SweepReport": "offload.upkeep.sweep.report",
     "Sweeper": "offload.upkeep.sweep.tier",
-    "Throttled": "offload.errors",
+    "Throttled": "offload.ground.errors",
     "TierOptions": "offload.native.offloader",
     "TierPlan": "offload.native.place",
-    "TieredReader": "offload.streams.tiered",
+    "TieredReader": "offload.two_sides.tiered",
     "TrimReport": "offload.upkeep.retention",
-    "TryAgain": "offload.errors",
-    "UnsupportedFormat": "offload.errors",
+    "TryAgain": "offload.ground.errors",
+    "UnsupportedFormat": "offload.ground.errors",
     "Upload": "offload.contracts.store",
     "VerifyLevel": "offload.upkeep.verify.report",
     "VerifyReport": "offload.upkeep.verify.report",
@@ -328,12 +328,12 @@ _HOMES = {
     "build_chunk": "offload.formats.chunk_writer",
     "delete_stream": "offload.upkeep.retention",
     "hookimpl": "offload.contracts.plugin",
-    "open": "offload.opening",
-    "open_source": "offload.opening",
-    "open_tier": "offload.opening",
+    "open": "offload.opening.by_url",
+    "open_source": "offload.opening.by_url",
+    "open_tier": "offload.opening.by_url",
     "parse_position": "offload.model.position",
     "sweep": "offload.upkeep.sweep.tier",
-    "sync": "offload.streams.sync",
+    "sync": "offload.copy.sync",
     "trim": "offload.upkeep.retention",
     "verify": "offload.upkeep.verify.tier",
 }

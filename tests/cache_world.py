@@ -15,12 +15,12 @@ from offload import (
     TierOptions,
     build_chunk,
 )
+from offload.cache.block_cache import BlockCache
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
+from offload.read.reader import Messages
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.block_cache import BlockCache
-from offload.streams.reader import Messages
 
 STREAM = "orders"
 BODY_SIZE_BYTES = 3000

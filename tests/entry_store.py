@@ -10,7 +10,7 @@ import numpy as np
 
 from offload import LedgerOffloader, Source, SourceStream, StreamReader, StreamReport, TryAgain, sync
 from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes
-from offload.streams.entry_ledger import EntryLedgerStream
+from offload.entries.ledger import EntryLedgerStream
 
 
 @dataclass

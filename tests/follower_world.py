@@ -11,10 +11,10 @@ from growing_source import Clock, GrowingStream
 
 from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import Event
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
-from offload.streams.follower import Follower
 
 LAG: Final = 10.0
 RULES: Final = FollowRules(max_lag_seconds=LAG, hold_back_seconds=1.0)

@@ -17,9 +17,9 @@ from uuid import UUID, uuid5
 from offload.contracts.catalogue import Catalogue, EntryView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.plugin import Backend, hookimpl
-from offload.errors import Absent, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
-from offload.local.memory_handle import MemoryHandle
+from offload.ground.errors import Absent, NotOffloaded
+from offload.log.memory_handle import MemoryHandle
 from offload.model.entry import Entries, Entry, rows_of_entries
 from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree, no_groups

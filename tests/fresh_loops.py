@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from offload import loops
-from offload.loops import Loops
+from offload.ground import loops
+from offload.ground.loops import Loops
 
 ROOT = Path(__file__).parent.parent
 

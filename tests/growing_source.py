@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from offload import MemoryHandle, Snapshot, Source, SourceStream, build_chunk
-from offload.env import Env
-from offload.errors import Corrupt, OffloadError
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 

@@ -21,9 +21,9 @@ from uuid import UUID
 
 import numpy as np
 
-import offload.loops
+import offload.ground.loops
 from offload.formats.texts import TextForm
-from offload.loops import Loops
+from offload.ground.loops import Loops
 from offload.model.position import iso_of
 
 CANARY, CANARY_SIZE_BYTES = 0xA5, 1024
@@ -43,7 +43,7 @@ def guarded() -> tuple[mmap.mmap, int]:
 
 
 class Canaries:
-    """NumPy for `offload.loops`, with bytes behind each array of bytes that nobody may write."""
+    """NumPy for `offload.ground.loops`, with bytes behind each array of bytes that nobody may write."""
 
     def __init__(self) -> None:
         self._made = list[np.ndarray[Any, Any]]()
@@ -312,7 +312,7 @@ def main() -> None:
     """Run so many rounds."""
     loops, rounds = Loops(Path(sys.argv[1])), int(sys.argv[2])
     memory, page = guarded()
-    canaries = offload.loops.np = Canaries()  # type: ignore[assignment]  # in the place of a module
+    canaries = offload.ground.loops.np = Canaries()  # type: ignore[assignment]  # in the place of a module
     for seed in range(rounds):
         draw = random.Random(seed)
         data, entries = odd_bytes(draw)

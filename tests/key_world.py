@@ -18,11 +18,11 @@ from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
 from offload.contracts.keys import KeyService
-from offload.env import Env
-from offload.errors import Denied, NoSuchKey, TryAgain
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
+from offload.ground.env import Env
+from offload.ground.errors import Denied, NoSuchKey, TryAgain
 from offload.model.labels import MasterKey
 from offload.model.manifest import StreamState
 from offload.native.key_ring import KeyRing

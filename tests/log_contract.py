@@ -17,10 +17,10 @@ import pytest
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog
-from offload.errors import Misuse, NotOffloaded, TryAgain
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.formats.entries import messages
+from offload.ground.errors import Misuse, NotOffloaded, TryAgain
 
 T = TypeVar("T")
 NOW_MS = 1_700_000_000_000

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offload.local.disk import Disk
-from offload.local.log_lock import LOCK_NAME
+from offload.log.disk import Disk
+from offload.log.lock import LOCK_NAME
 
 CHANGES = ("create", "write", "cut", "sync", "set_time", "remove", "replace", "sync_folder")
 

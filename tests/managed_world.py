@@ -14,15 +14,15 @@ from offload import MemoryHandle, ObjectStoreOffloader
 from offload.contracts.events import Event
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
-from offload.env import Env
-from offload.errors import NotOffloaded
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.ground.env import Env
+from offload.ground.errors import NotOffloaded
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.entry import entries_of_rows
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.job import Job
+from offload.write.job import Job
 
 STREAM = "orders"
 MANUAL = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=None, roll_seconds=None)

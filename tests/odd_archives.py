@@ -10,8 +10,8 @@ from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset
 from offload.model.chunk_table import ChunkType
+from offload.read.salvage import Archive
 from offload.store.memory import MemoryStore
-from offload.streams.salvage import Archive
 
 STREAM = "orders"
 

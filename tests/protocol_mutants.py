@@ -28,11 +28,11 @@ from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import CommitVerdict
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Body, Listed, ObjectStore
-from offload.errors import Conflict, Fenced, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.fragment_trailer import TRAILER, FragmentTrailer
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Conflict, Fenced, NotFound
 from offload.model.attempt import Attempt, Leftover
 from offload.model.entry import Entries, Entry, joined_entries, rows_of_entries
 from offload.model.manifest import AttemptKind, Manifest, Running
@@ -41,11 +41,11 @@ from offload.native import adoption
 from offload.native import offloader as object_store_offloader
 from offload.native.fragment_writer import entry_of
 from offload.native.offloader import ObjectStoreOffloader
+from offload.read.reader import StreamWindows
 from offload.store.wrap import StoreDecorator
-from offload.streams import job as guest
-from offload.streams.reader import StreamWindows
-from offload.streams.writer import StreamWriter
 from offload.upkeep import retention
+from offload.write import job as guest
+from offload.write.writer import StreamWriter
 
 
 @dataclass(frozen=True, slots=True)

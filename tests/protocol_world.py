@@ -37,13 +37,13 @@ from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.events import Event, ManifestCommitted
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.root import decode_root, encode_root
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries
@@ -53,10 +53,10 @@ from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
 from offload.upkeep.compact.runs import FragmentRun, copy_run
 from offload.upkeep.retention import Retention, delete_stream, trim
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 T = TypeVar("T")
 STREAM: Final = "orders"

@@ -20,7 +20,7 @@ from offload import (
 )
 from offload.contracts.plugin import SourceType
 from offload.contracts.store import Body, ObjectStore
-from offload.plugins import Plugin, PluginDeclaration
+from offload.opening.plugins import Plugin, PluginDeclaration
 from offload.store.memory import MemoryStore
 from offload.store.prefix import PrefixStore
 

@@ -18,15 +18,15 @@ from osiris_writer import append_chunks, write_stream
 
 from offload import Messages, ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, open_source
 from offload import sync as sync_all
-from offload.errors import OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.keys import TIER_ANCHOR
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, encode_blocks
+from offload.ground.errors import OffloadError
 from offload.model.attempt import Leftover
 from offload.model.chunk_table import ChunkType
+from offload.read.handles import CutHandle
 from offload.store.memory import MemoryStore
-from offload.streams.handles import CutHandle
 
 Objects = dict[str, bytes]
 Delivered = list[tuple[int, int, bytes]]

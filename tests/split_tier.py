@@ -7,7 +7,7 @@ from dataclasses import replace
 from offload import ObjectStoreOffloader
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
 

@@ -29,11 +29,11 @@ from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_bef
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.change import Change
-from offload.env import Env
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.root import decode_root
+from offload.ground.env import Env
 from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
 from offload.store.memory import MemoryStore

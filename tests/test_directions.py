@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+import runpy
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -29,32 +29,8 @@ HOMES = {
     **dict.fromkeys(BACKENDS, ROOT / "backends"),
     **dict.fromkeys(PLUGINS, ROOT / "plugins"),
 }
-ROOMS = {
-    "ground": "",
-    "model": "ground",
-    "formats": "ground, model",
-    "contracts": "ground, model",
-    "store": "ground, model, formats, contracts",
-    "local": "ground, model, formats, contracts, store",
-    "commit": "ground, model, formats, contracts, store",
-    "native": "ground, model, formats, contracts, store, commit",
-    "streams": "ground, model, formats, contracts, commit",
-    "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
-    "managed": "ground, model, formats, contracts, streams, upkeep",
-    "arrow": "ground, model, formats, contracts, streams",
-    "session": "ground, model, formats, contracts, store, local, commit, native, streams, upkeep, managed, "
-    "arrow",
-    "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, managed, session",
-    "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session, service",
-}
-"""The rooms of the core, each with the rooms that it may import."""
-ROOM_OF_FILE = {
-    **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras", "tracing", "loops"), "ground"),
-    "outside": "ground",
-    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
-    **dict.fromkeys(("tables", "exporting"), "session"),
-}
-"""Modules of the core outside folders. `__init__` exports the public names of all rooms."""
+ROOMS: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "make_file_map.py"))["rooms"]()
+"""The rooms of the core, each with the rooms that it may import, from the table of decision 20."""
 
 
 class Import(NamedTuple):
@@ -96,9 +72,9 @@ def ours(found: Import) -> bool:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module of the core, or of a name in it. A bare name of `offload` is public."""
+    """Return the room of a module of the core, or of a name in it. `offload` itself has the public names."""
     name = module.split(".")[1] if "." in module else "__init__"
-    return name if name in ROOMS else ROOM_OF_FILE.get(name, "session")
+    return name if name in ROOMS else "opening"
 
 
 def test_the_search_finds_imports() -> None:
@@ -113,30 +89,17 @@ def test_the_core_knows_no_backend_no_plugin_and_no_conformance() -> None:
 
 def test_every_module_of_the_core_is_in_a_room() -> None:
     core = ROOT / "offload"
-    folders = {path.parent.name for path in core.glob("*/*.py")}
-    files = {path.stem for path in core.glob("*.py")}
 
-    assert folders | {"ground", "session"} == set(ROOMS)
-    assert files == set(ROOM_OF_FILE)
+    assert {path.parent.name for path in core.glob("*/*.py")} == set(ROOMS)
+    assert [path.name for path in core.glob("*.py")] == ["__init__.py"]
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
     allowed = {room, *ROOMS[room].split(", ")}
-    imports = [
-        found
-        for found in imports_of("offload")
-        if found.top == "offload" and room_of(found.file.removesuffix(".py").replace("/", ".")) == room
-    ]
+    imports = [found for found in imports_of("offload", room) if found.top == "offload"]
 
     assert [found for found in imports if room_of(found.module) not in allowed] == []
-
-
-def test_the_rows_agree_with_the_decision() -> None:
-    (page,) = (ROOT / "docs" / "adr").glob("*-rooms-of-the-core.md")
-    rows = re.findall(r"^\| (\w+) \| (nothing|(?:\w+, )*\w+) \|$", page.read_text(), re.MULTILINE)
-
-    assert {room: "" if others == "nothing" else others for room, others in rows} == ROOMS
 
 
 def test_imports_between_rooms_have_no_cycle() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from offload import errors
-from offload.errors import (
+from offload.ground import errors
+from offload.ground.errors import (
     AlreadyExists,
     AnchorLost,
     Corrupt,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from offload import extras
 from offload.contracts.plugin import Backend
-from offload.errors import Misuse
-from offload.extras import install_command
+from offload.ground import extras
+from offload.ground.errors import Misuse
+from offload.ground.extras import install_command
 
 REQUIREMENT = "some-tier[s3]"
 PIP = f"{shlex.quote(sys.executable)} -m pip install"

@@ -12,8 +12,8 @@ import pytest
 from campaign import CAMPAIGN
 from fresh_loops import library
 
-from offload import loops
-from offload.loops import Loops, loops_in_use
+from offload.ground import loops
+from offload.ground.loops import Loops, loops_in_use
 
 ROUNDS = 200_000 if CAMPAIGN else 5_000
 

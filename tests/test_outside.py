@@ -21,17 +21,17 @@ from offload_rabbitmq.folder_target import _read as read_of_restore
 from offload_spark.options import _Said
 
 from offload.contracts.opening import RequestLimits
-from offload.errors import OffloadError
-from offload.exporting import _recorded
 from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.local.log_lock import _present, _state
+from offload.ground.errors import OffloadError
+from offload.ground.outside import Unreadable, json_outside, number_outside, read_outside, toml_outside
+from offload.log.lock import _present, _state
 from offload.managed.cursors import decode_cursors
 from offload.managed.tier_copy import _decode_note
 from offload.model.position import parse_position
 from offload.model.quantities import seconds_from, size_bytes_from
-from offload.outside import Unreadable, json_outside, number_outside, read_outside, toml_outside
+from offload.opening.exporting import _recorded
+from offload.service.address import address_from
 from offload.service.config_file import load_config
-from offload.service.listening import address_from
 
 MIB: Final = 2**20
 ERROR_CHARACTERS_MAX: Final = 25_000

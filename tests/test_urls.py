@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from offload.errors import Misuse
-from offload.opening import open_source, open_store
-from offload.plugins import Plugins
-from offload.urls import scheme_of, with_lower_scheme
+from offload.ground.errors import Misuse
+from offload.ground.urls import scheme_of, with_lower_scheme
+from offload.opening.by_url import open_source, open_store
+from offload.opening.plugins import Plugins
 
 
 @pytest.mark.parametrize(

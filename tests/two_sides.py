@@ -24,19 +24,19 @@ from offload import (
 )
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.store import Buffer
-from offload.env import Env
-from offload.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
 from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import PartOffset
+from offload.read.batches import Messages
+from offload.read.watch import StreamWatch
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.batches import Messages
-from offload.streams.choice import ReadSide
-from offload.streams.watch import StreamWatch
+from offload.two_sides.choice import ReadSide
 from offload.upkeep.compact.stream import compact
 
 STREAM: Final = "orders"

@@ -17,7 +17,7 @@ from azure.core.credentials import AzureSasCredential
 from azure.core.utils import parse_connection_string
 from offload_cloud.options import shown
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_azure.options import AzureOptions
 
 

@@ -14,7 +14,7 @@ from azure.core.pipeline.transport import AsyncHttpTransport
 from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from offload_cloud.options import shown
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_azure.account import Account, account_of
 from offload_azure.direct import DirectTransport
 from offload_azure.failures import one_line

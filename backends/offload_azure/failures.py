@@ -25,7 +25,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up, refusal_of
 
-from offload.errors import (
+from offload.ground.errors import (
     AlreadyExists,
     Denied,
     Misuse,

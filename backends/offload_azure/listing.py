@@ -25,7 +25,7 @@ from azure.core.pipeline.policies import ContentDecodePolicy
 from azure.storage.blob.aio import ContainerClient
 
 from offload.contracts.store import Listed
-from offload.errors import Denied
+from offload.ground.errors import Denied
 from offload_azure.failures import not_from_azure
 
 OK: Final = 200

@@ -16,7 +16,7 @@ from offload_cloud.options import shown
 from offload_cloud.proxies import proxy_for
 
 from offload.contracts.signing import SignedReads
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient

@@ -38,9 +38,9 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, check_put, put_in_parts, windows_in_memory
+from offload.store.multipart import check_create, check_put, put_in_parts, windows_in_memory
 from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained, not_from_azure

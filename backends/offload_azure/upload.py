@@ -16,7 +16,7 @@ from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
 from offload.contracts.store import Upload
-from offload.store.parts import check_upload_part, part_numbers
+from offload.store.multipart import check_upload_part, part_numbers
 from offload_azure.sums import md5_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offload.contracts.store import ObjectStore
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.prefix import PrefixStore
 from offload_azure.options import AzureOptions
 from offload_azure.store import AzureStore, check

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from offload.errors import OffloadError, StoreDenied, TryAgain
+from offload.ground.errors import OffloadError, StoreDenied, TryAgain
 from offload_cloud.tls import refusal_of
 
 __all__ = ["Cause", "ExchangeError", "meaning_of"]

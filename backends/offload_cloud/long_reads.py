@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from offload.contracts.store import Buffer, Span
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
 from offload.store.metrics import note_shared_reply
 from offload_cloud.ranges import WHOLE, answered

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["Client", "Endpoint", "Pairs", "Proxy", "StoreOptions", "Verify", "shown"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["proxy_for"]
 

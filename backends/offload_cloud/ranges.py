@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from offload.contracts.store import Span, Suffix
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.store.spans import clip
 
 __all__ = ["PART", "WHOLE", "answered", "asked_for", "exactly", "range_of", "size_asked_for"]

@@ -35,8 +35,8 @@ from offload_cloud.tls import trusting
 from yarl import URL
 
 from offload.contracts.store import Buffer
-from offload.errors import Misuse
-from offload.outside import json_outside
+from offload.ground.errors import Misuse
+from offload.ground.outside import json_outside
 from offload_gcs.failures import Refused, Unusable
 from offload_gcs.options import MODES, GcsOptions
 

@@ -20,7 +20,7 @@ from offload_cloud.ranges import PART, range_of, size_asked_for
 from offload_cloud.tls import trusting
 
 from offload.contracts.store import Buffer, Span
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload_gcs.client import GcsClient, GcsReply, is_success
 from offload_gcs.failures import BEYOND_THE_END, NOT_FROM_GCS, Refused
 from offload_gcs.options import GcsOptions

@@ -27,7 +27,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up
 
-from offload.errors import (
+from offload.ground.errors import (
     AlreadyExists,
     Denied,
     Misuse,
@@ -39,7 +39,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
-from offload.outside import json_outside
+from offload.ground.outside import json_outside
 
 SAID_CHARACTERS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(?i)\bbearer\s+\S+|\bya29\.\S+|upload_id=[^&\s'\"]+|//[^/@\s]+@")

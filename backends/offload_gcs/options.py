@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from offload.outside import json_outside
+from offload.ground.outside import json_outside
 
 MODES: Final = frozenset({"google_default", "cloud", "cache", "anon"})
 """The ways to find credentials that gcsfs knows by name, except those that ask a person."""

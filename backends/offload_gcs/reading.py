@@ -15,8 +15,8 @@ from offload_cloud.ranges import exactly
 from offload_cloud.sums import check_sum
 
 from offload.contracts.store import Span, Suffix
-from offload.errors import TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import TryAgain
 from offload_gcs.client import GcsReply
 
 AS_STORED: Final = {"", "identity"}

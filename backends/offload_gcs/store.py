@@ -44,10 +44,10 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, check_put, windows_in_memory
+from offload.store.multipart import check_create, check_put, windows_in_memory
 from offload.store.spans import clip
 from offload_gcs.client import GcsClient, GcsReply
 from offload_gcs.direct import DirectClient

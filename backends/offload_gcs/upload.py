@@ -16,9 +16,9 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.contracts.store import Body
-from offload.errors import Misuse, OffloadError, OutcomeUnknown
 from offload.formats.checksums import crc32c
-from offload.store.parts import parts_of
+from offload.ground.errors import Misuse, OffloadError, OutcomeUnknown
+from offload.store.multipart import parts_of
 from offload_gcs.client import RESUME, GcsReply
 from offload_gcs.failures import Asked
 from offload_gcs.proofs import is_any, takes_a_chunk_of

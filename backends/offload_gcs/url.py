@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from offload.contracts.store import ObjectStore, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.prefix import PrefixStore
 from offload_gcs.options import GcsOptions
 from offload_gcs.store import GcsStore

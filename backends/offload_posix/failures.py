@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, StoreDenied, TryAgain
+from offload.ground.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, StoreDenied, TryAgain
 
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR})
 """For a read: there is no regular file under the key. There is nothing, a folder, a link, or the key leads

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from offload.errors import StoreDenied
+from offload.ground.errors import StoreDenied
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from offload.contracts.store import Buffer, Span, Suffix
-from offload.errors import Corrupt, NotFound
+from offload.ground.errors import Corrupt, NotFound
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN, BufferPool
 from offload.store.spans import clip
 from offload_posix.folders import open_folder

@@ -38,7 +38,7 @@ from typing import Final
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
 from offload.store.buffers import BufferPool
 from offload_posix.failures import explained, failure
 from offload_posix.folders import Folders, open_folder

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from offload.contracts.store import Upload
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_posix.failures import explained
 from offload_posix.pool import Pool
 from offload_posix.staging import Staged

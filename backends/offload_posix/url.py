@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_posix.store import PosixStore
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from offload.contracts.store import Listed
-from offload.errors import Denied, TryAgain
+from offload.ground.errors import Denied, TryAgain
 from offload_posix.failures import failure
 from offload_posix.folders import changed_ns, open_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offload.late import late_names
+from offload.ground.late import late_names
 
 if TYPE_CHECKING:
     from offload_s3.options import S3Options

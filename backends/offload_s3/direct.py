@@ -25,7 +25,7 @@ from offload_cloud.exchange import Request, TimeLimits
 from offload_cloud.ranges import PART, size_asked_for
 
 from offload.contracts.store import Buffer
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload_s3.client import OneRequestSession, file_system
 from offload_s3.options import S3Options
 

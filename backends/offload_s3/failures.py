@@ -30,7 +30,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up, refusal_of
 
-from offload.errors import (
+from offload.ground.errors import (
     AlreadyExists,
     Denied,
     Misuse,
@@ -42,7 +42,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
-from offload.outside import number_outside
+from offload.ground.outside import number_outside
 
 FAILURES: Final = (
     ClientError,

@@ -16,7 +16,7 @@ from offload_cloud.options import shown
 from offload_cloud.proxies import proxy_for
 
 from offload.contracts.signing import SignedReads
-from offload.errors import Denied, Misuse
+from offload.ground.errors import Denied, Misuse
 
 if TYPE_CHECKING:
     from offload_s3.store import S3Store

@@ -52,10 +52,10 @@ from offload.contracts.store import (
     Upload,
     check_key,
 )
-from offload.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
-from offload.store.parts import check_create, check_put, put_in_parts, windows_in_memory
+from offload.store.multipart import check_create, check_put, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
 from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, status_of

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from offload_cloud.bodies import sliced
 
 from offload.contracts.store import Upload
-from offload.errors import NotFound
 from offload.formats.checksums import crc32c
-from offload.store.parts import check_upload_part, part_numbers
+from offload.ground.errors import NotFound
+from offload.store.multipart import check_upload_part, part_numbers
 from offload_s3.proofs import has_no_content, is_completed, is_tagged
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offload.contracts.store import ObjectStore, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.prefix import PrefixStore
 from offload_s3.options import S3Options
 from offload_s3.store import S3Store

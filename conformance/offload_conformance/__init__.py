@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offload.late import late_names
+from offload.ground.late import late_names
 
 if TYPE_CHECKING:
     from offload_conformance.asynchronous import Asynchronous, Run

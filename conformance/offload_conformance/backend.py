@@ -19,7 +19,7 @@ import pytest
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.env import Env
+from offload.ground.env import Env
 from offload.model.compression import Compression
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous

@@ -21,12 +21,12 @@ import pytest
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Corrupt, NotOffloaded, StreamDeleted
 from offload.formats.chunk import check_chunks
+from offload.ground.errors import Absent, Corrupt, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
-from offload.streams.reader import StreamReader
+from offload.read.reader import StreamReader
 from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.clauses import since
 from offload_conformance.offloader.base import span

@@ -20,9 +20,9 @@ from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext
 from offload.contracts.opening import RequestLimits
 from offload.contracts.plugin import Backend
-from offload.errors import Misuse
-from offload.extras import missing_text
-from offload.session import backend_of
+from offload.ground.errors import Misuse
+from offload.ground.extras import missing_text
+from offload.opening.backends import backend_of
 from offload_conformance import report as reports
 from offload_conformance.badge import svg
 

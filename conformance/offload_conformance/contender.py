@@ -19,8 +19,8 @@ from typing import Any
 
 from offload.contracts.plugin import Backend
 from offload.contracts.store import ObjectStore
-from offload.errors import AlreadyExists
-from offload.plugins import Plugins
+from offload.ground.errors import AlreadyExists
+from offload.opening.plugins import Plugins
 from offload_conformance.patience import PatientStore
 from offload_conformance.recording import Folder
 

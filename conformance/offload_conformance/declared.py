@@ -20,7 +20,7 @@ from itertools import dropwhile
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 NAMES: Final = ("atomic_create", "strong_listing", "multipart", "server_checksum", "durable")
 """The capabilities that have a state. The others are limits, not abilities."""

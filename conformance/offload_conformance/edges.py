@@ -25,7 +25,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.read.reader import StreamReader
+from offload.write.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import Sample, offsets_to_try

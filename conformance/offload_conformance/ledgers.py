@@ -18,7 +18,7 @@ from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset, ProducerSequence
-from offload.local.memory_handle import MemoryHandle
+from offload.log.memory_handle import MemoryHandle
 from offload.model.chunk_table import ChunkTable, ChunkType
 
 EPOCH: Final = 3

@@ -19,8 +19,8 @@ from typing import Annotated, Final
 import typer
 
 from offload.cli.kit.ending import Usage
-from offload.errors import Misuse
-from offload.plugins import Plugins
+from offload.ground.errors import Misuse
+from offload.opening.plugins import Plugins
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NAME_LENGTH_MAX: Final = 40

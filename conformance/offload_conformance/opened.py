@@ -10,8 +10,8 @@ from typing import ClassVar, TypeVar
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.native.own import native_or_none
-from offload.streams.writer import StreamWriter
+from offload.native.layout_check import native_or_none
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Asynchronous, Run
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer, ObjectStore, Upload
-from offload.errors import OffloadError, Throttled, TryAgain
+from offload.ground.errors import OffloadError, Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entries, Entry

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offload.contracts.store import Body, ObjectStore, Span
-from offload.errors import Misuse, OffloadError
+from offload.ground.errors import Misuse, OffloadError
 
 MeasureDocument = dict[str, Any]
 Clock = Callable[[], float]

@@ -19,13 +19,13 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.plugin import Backend
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Misuse, OffloadError
+from offload.ground.env import Env
+from offload.ground.errors import Misuse, OffloadError
+from offload.ground.urls import FILE_SCHEME
+from offload.native.layout_check import native_or_none
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
-from offload.native.own import native_or_none
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
-from offload.urls import FILE_SCHEME
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
 from offload_conformance.contender import ContenderTask, job_of_backend
 from offload_conformance.declared import Declared

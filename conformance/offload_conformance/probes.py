@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload_conformance.declared import Finding
 
 CONTENDERS: Final = 8

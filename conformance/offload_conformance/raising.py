@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 E = TypeVar("E", bound=BaseException)
 

@@ -26,8 +26,8 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.env import Env
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.prefix import PrefixStore
 from offload.store.stack import stacked_store
 from offload.store.wrap import StoreDecorator, UploadDecorator

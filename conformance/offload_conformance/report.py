@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
-from offload.errors import Misuse
-from offload.outside import json_outside, read_outside
+from offload.ground.errors import Misuse
+from offload.ground.outside import json_outside, read_outside
 from offload_conformance.clauses import LAYERS
 
 VERSION: Final = 1

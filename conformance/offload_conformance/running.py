@@ -18,8 +18,8 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import print_note
 from offload.cli.kit.terminal import live_line
 from offload.contracts.plugin import CONTRACT, Backend
-from offload.errors import Misuse, OffloadError
-from offload.plugins import Plugin
+from offload.ground.errors import Misuse, OffloadError
+from offload.opening.plugins import Plugin
 from offload_conformance import performance
 from offload_conformance import report as reports
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX

@@ -37,7 +37,7 @@ from offload import (
     sync,
 )
 from offload.contracts.entries import EntrySizes
-from offload.streams.entry_offsets import first_offset_of_ledger
+from offload.entries.offsets import first_offset_of_ledger
 
 HEAD = struct.Struct(">IqI")  # size, time in ms, CRC-32 of both and of the entry
 ENTRIES_IN_LEDGER = 20

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from offload.contracts.decoder import Decoder
-from offload.errors import Misuse
 from offload.formats.records import RecordRun
+from offload.ground.errors import Misuse
 from offload.model.part import StreamPart
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from offload.arrow.batches import HEADERS
 from offload.contracts.decoder import Decoder
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["OF_TABLE", "arrow_schema"]
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
-from offload.errors import NotOffloaded
 from offload.formats.records import RecordRun, record_runs, runs_of_table
+from offload.ground.errors import NotOffloaded
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
-from offload.streams.batches import Window
-from offload.streams.joined import place_of
-from offload.streams.reader import StreamReader
-from offload.streams.tables import chunk_tables, count_messages
-from offload.streams.windows import EntriesAhead
+from offload.read.batches import Window
+from offload.read.joined import place_of
+from offload.read.reader import StreamReader
+from offload.read.tables import chunk_tables, count_messages
+from offload.read.windows import EntriesAhead
 
 __all__ = [
     "PartRange",
@@ -72,7 +72,7 @@ async def ranges_between(
 ) -> list[PartRange]:
     """Return the ranges from `start` to `end`, without `end`, in the order of reading.
 
-    The rules for positions are those of `streams.joined`, but an `end` beyond the end of the stream is that
+    The rules for positions are those of `read.joined`, but an `end` beyond the end of the stream is that
     end. If `end` is before `start`, nothing is in the range. Raises `NotOffloaded` for a `start` beyond the
     end.
     """

@@ -17,9 +17,9 @@ from offload.cli.kit.arguments import Options, Stream, Tier
 from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.manifest import AttemptKind, Manifest
-from offload.streams.job import Job, attempts_of
+from offload.write.job import Job, attempts_of
 
 
 def abandon(

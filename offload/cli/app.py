@@ -22,8 +22,8 @@ from offload.cli.kit.ending import ClosedPipe, Interrupted, Usage, guarded
 from offload.cli.kit.output import escape_what_cannot_be_printed, one_line, print_error, print_note
 from offload.cli.values import take_values_as_they_are
 from offload.contracts.plugin import Command
-from offload.errors import OffloadError
-from offload.plugins import Plugins, conflict_text
+from offload.ground.errors import OffloadError
+from offload.opening.plugins import Plugins, conflict_text
 
 # The library's error for a wrong argument: the base of `BadParameter`, which it does not export.
 _ArgumentError: Any = typer.BadParameter.__mro__[2]

@@ -11,11 +11,12 @@ import typer
 from offload.cli.kit.arguments import Keys, Options, Tier
 from offload.cli.kit.output import one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
-from offload.errors import NotOffloaded
-from offload.session import GivenOptions, backend_of
+from offload.ground.errors import NotOffloaded
+from offload.ground.urls import folder_named
+from offload.opening.backends import backend_of
+from offload.opening.given_options import GivenOptions
 from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict, check_master_key
 from offload.upkeep.check import check as check_store
-from offload.urls import folder_named
 
 CheckedKey = Annotated[
     str | None,

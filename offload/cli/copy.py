@@ -27,7 +27,7 @@ from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
 from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce, asked_of
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.upkeep.copy.tier import Copied, CopyProgress, give_up, refuse_itself
 from offload.upkeep.copy.tier import copy as copy_tier
 

@@ -13,8 +13,8 @@ import typer
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import one_line, print_error, print_json
 from offload.cli.run import configuration_of
-from offload.errors import OffloadError
-from offload.streams.follow_rules import Verb
+from offload.follow.rules import Verb
+from offload.ground.errors import OffloadError
 
 if TYPE_CHECKING:
     from offload.service.config import RunConfig
@@ -62,7 +62,7 @@ def ctl(
     A pause by a person is kept when the process is restarted, as long as the folder of its socket is kept. It
     counts for this process alone: another machine may take the stream over.
     """
-    from offload.service.asking import tell_process
+    from offload.service.client import tell_process
 
     if bool(streams) == every:
         raise Usage("name streams, or give --all")
@@ -82,7 +82,7 @@ def ctl(
 def door_near(config: RunConfig) -> Path | None:
     """Return where the process of a configuration has its door. None if it has none, or nobody knows."""
     from offload.service.door import default_name, find_doors
-    from offload.service.seeing import door_path
+    from offload.service.observability import door_path
 
     if config.control is not None:
         return door_path(config, os.environ)

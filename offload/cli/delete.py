@@ -12,7 +12,7 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext, run_async
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.model.manifest import Manifest
 from offload.model.totals import joined_totals, totals
 from offload.upkeep.parts import delete_parts, live_manifests, part_named

@@ -16,11 +16,11 @@ from offload.cli.kit.output import counted, error_line, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.plugin import SourceType
-from offload.errors import Corrupt, NotOffloaded
+from offload.copy.sync import sync
+from offload.ground.errors import Corrupt, NotOffloaded
 from offload.model.manifest import Manifest
 from offload.model.position import AtOffset, AtTime, iso_of
-from offload.streams.reader import Messages, StreamReader
-from offload.streams.sync import sync
+from offload.read.reader import Messages, StreamReader
 from offload.upkeep.verify.tier import verify
 
 

@@ -13,13 +13,13 @@ from uuid import UUID
 
 from offload.cli.kit.output import counted
 from offload.contracts.catalogue import Catalogue, StreamView
-from offload.errors import Absent
+from offload.ground.errors import Absent
+from offload.ground.tasks import run_each
 from offload.model.entry import Entry
 from offload.model.manifest import CommittedStream
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import listed_keys, search_key
-from offload.native.own import native_or_none
-from offload.tasks import run_each
+from offload.native.layout_check import native_or_none
 
 TAILS_AT_ONCE: Final = 16
 

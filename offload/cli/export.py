@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.blocking import Blocking
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.names import meant
 from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, position_of
-from offload.errors import Misuse
-from offload.extras import missing_text
+from offload.ground.errors import Misuse
+from offload.ground.extras import missing_text
+from offload.opening.blocking import Blocking
 
 if TYPE_CHECKING:
-    from offload.exporting import ExportedRows
+    from offload.opening.exporting import ExportedRows
 
 
 class ExportKind(StrEnum):
@@ -116,8 +116,8 @@ def _exported(
     show: Show,
 ) -> ExportedRows:
     try:
-        from offload.exporting import ExportFormat, export_stream
-        from offload.tables import ArrowTier
+        from offload.opening.exporting import ExportFormat, export_stream
+        from offload.opening.tables import ArrowTier
     except ModuleNotFoundError as exc:
         raise Misuse(missing_text("offload export", "pyarrow", "ledger-offload[arrow]")) from exc
     with ArrowTier.around(blocking) as tables:

@@ -12,11 +12,11 @@ from offload.cli.kit.names import known_name
 from offload.cli.kit.output import print_error, print_json, print_table
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
-from offload.errors import OffloadError, StreamDeleted
+from offload.follow.gaps import gaps_of
+from offload.ground.errors import OffloadError, StreamDeleted
 from offload.model.gaps import StreamGap, lost_records
 from offload.model.own_names import labels_of
-from offload.streams.gaps import gaps_of
-from offload.streams.joined import grouped
+from offload.read.joined import grouped
 
 
 def gaps(

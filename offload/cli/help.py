@@ -13,7 +13,7 @@ import typer
 import offload
 from offload.cli.commands import BUILT_IN
 from offload.cli.kit.ending import Usage
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 Topic = Annotated[
     str | None,

@@ -28,7 +28,8 @@ from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue, StreamView
-from offload.errors import (
+from offload.follow.gaps import gaps_of
+from offload.ground.errors import (
     BeingRebuilt,
     Corrupt,
     NotOffloaded,
@@ -42,8 +43,7 @@ from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Runni
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import codec_name, joined_totals, ratio_of, stored_totals, totals
-from offload.native.own import native_or_none
-from offload.streams.gaps import gaps_of
+from offload.native.layout_check import native_or_none
 
 WIDTH: Final = 100_000
 """Wider than any line, so that rich cuts nothing where no terminal is."""

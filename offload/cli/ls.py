@@ -13,14 +13,14 @@ from offload.cli.kit.arguments import Options, Tier
 from offload.cli.kit.output import print_error, print_json, print_table, ratio_text, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
-from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.ground.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.model.gaps import PartEnds, gaps_between, lost_records
 from offload.model.own_names import labels_of
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
-from offload.native.own import native_or_none
-from offload.streams.joined import grouped
+from offload.native.layout_check import native_or_none
+from offload.read.joined import grouped
 
 HEADS: Final = (
     "stream", "messages", "first offset", "next offset", "size", "stored", "ratio", "codecs", "fragments",

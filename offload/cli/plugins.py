@@ -9,8 +9,8 @@ import typer
 
 from offload.cli.kit.output import print_json, print_note, print_table
 from offload.contracts.plugin import CONTRACT, Backend
-from offload.loops import loops_in_use
-from offload.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
+from offload.ground.loops import loops_in_use
+from offload.opening.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
 DROP = ("capabilities", "version", "distribution")
 """The columns that go on a narrow terminal, the first one first."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from offload.cli.kit.output import counted, size_text
 from offload.cli.run_check import NO_PRICES
-from offload.service.asking import AskedProcess
+from offload.service.client import AskedProcess
 from offload.service.costs import MonthlyCost
 from offload.service.preview import StreamPreview
 

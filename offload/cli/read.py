@@ -24,13 +24,13 @@ from offload.cli.kit.reading import (
 )
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoder
-from offload.errors import TryAgain
 from offload.formats.records import RecordRun
+from offload.ground.errors import TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.model.record_columns import RecordBytes
-from offload.streams.batches import PartRun
-from offload.streams.choice import ReadPriority
-from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
+from offload.read.batches import PartRun
+from offload.read.reader import IN_FLIGHT, Messages, StreamReader
+from offload.two_sides.choice import ReadPriority
 
 PRINTED_ROWS_MAX: Final = 16384
 PRINTED_SIZE_BYTES_MAX: Final = 4 * 2**20

@@ -17,10 +17,10 @@ from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, IsPart, Yes
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.kit.terminal import live_line
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Misuse
 from offload.formats.anchor import TierAnchor
+from offload.ground.errors import Misuse
+from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
 from offload.native.place import TierPlan
 from offload.upkeep.rebuild.report import RebuildReport
 from offload.upkeep.rebuild.stream import rebuild as rebuild_stream

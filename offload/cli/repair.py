@@ -25,10 +25,10 @@ from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.verify import Level
 from offload.contracts.offloader import LedgerOffloader
+from offload.ground.urls import scheme_of
 from offload.upkeep.copy.tier import refuse_itself
 from offload.upkeep.repair import Compared, Elsewhere, RepairedFragment, of_source, of_tier, repair_stream
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
-from offload.urls import scheme_of
 
 FRAGMENT_SIZE_BYTES: Final = 1 << 40
 """Larger than any fragment: a copy of a fragment is one fragment."""

@@ -22,19 +22,19 @@ from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
-from offload.errors import Misuse, NotOffloaded, TryAgain
+from offload.copy.after_restore import begin_behind, refuse_gone_on, restored_part
+from offload.copy.history import end_of_chunk
+from offload.ground.errors import Misuse, NotOffloaded, TryAgain
 from offload.model.gaps import StreamGap
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX
-from offload.session import as_offloader
+from offload.opening.backends import as_offloader
+from offload.read.reader import StreamReader
+from offload.read.salvage import SkippedOffsets
+from offload.restore.archived_parts import ArchivedParts, archived_parts
+from offload.restore.read_back import Comparison, OffsetMap
+from offload.restore.target import Restored, RestoreProgress, publish, write_chunks
 from offload.store.rate import Rate
-from offload.streams.archived_parts import ArchivedParts, archived_parts
-from offload.streams.behind import begin_behind, refuse_gone_on, restored_part
-from offload.streams.history import end_of_chunk
-from offload.streams.read_back import Comparison, OffsetMap
-from offload.streams.reader import StreamReader
-from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
-from offload.streams.salvage import SkippedOffsets
 
 AGAIN: Final = "run the same command again: it continues behind what is in the target"
 

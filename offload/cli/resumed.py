@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from offload.cli.kit.state import run_async
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 AGAIN: Final = "what was done so far stays; run the same command again to continue"
 

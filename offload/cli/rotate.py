@@ -17,7 +17,7 @@ from offload.cli.kit.state import CommandContext
 from offload.cli.kit.terminal import live_line
 from offload.cli.resumed import ended
 from offload.contracts.keys import check_label
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.upkeep.rotate import Rotated
 from offload.upkeep.rotate import rotate as rotate_tier
 

@@ -21,17 +21,17 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.log_lines import log_event, log_events
 from offload.cli.kit.output import print_note
 from offload.cli.kit.state import CommandContext, run_async
-from offload.errors import Misuse, OffloadError
-from offload.extras import missing_text
-from offload.urls import scheme_of
+from offload.ground.errors import Misuse, OffloadError
+from offload.ground.extras import missing_text
+from offload.ground.urls import scheme_of
 
 if TYPE_CHECKING:
     from socket import socket
 
+    from offload.copy.instance import Instance
     from offload.service.assembly import OpenedService
     from offload.service.config import RunConfig
-    from offload.service.seeing import Seeing
-    from offload.streams.instance import Instance
+    from offload.service.observability import Seeing
 
 
 OF_THE_PROCESS: Final = {"listen", "instance"}
@@ -193,7 +193,7 @@ def _followed(
 ) -> int:
     """Follow until a signal. The log begins with the `notes`."""
     from offload.service.assembly import open_service, start_notes
-    from offload.service.seeing import Seeing, listener_of
+    from offload.service.observability import Seeing, listener_of
 
     listener = listener_of(config.address)
     log = partial(log_event, advise=state.advice.of)
@@ -233,8 +233,8 @@ async def _served(
 ) -> None:
     """Follow the streams until a signal ends the process."""
     from offload.service.commanding import PauseNotes
+    from offload.service.observability import door_of
     from offload.service.process import serve
-    from offload.service.seeing import door_of
 
     with door_of(config, os.environ) as door:
         notes = PauseNotes.beside(door)

@@ -13,15 +13,15 @@ from offload.cli.kit.output import counted, one_line, print_json, print_table, s
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.broker import LeadingNode
 from offload.contracts.source import SourceStream
-from offload.errors import Misuse, OffloadError
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import Misuse, OffloadError
 from offload.model.own_names import labels_of, with_own_names
 from offload.model.prices import GIB
+from offload.opening.given_options import GivenOptions
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
 from offload.service.costs import MonthlyCost, cost_of, work_as_json
 from offload.service.preview import StreamPreview, as_json, preview_stream, try_keys
-from offload.session import GivenOptions
-from offload.streams.vouched import VouchedSource
 from offload.upkeep.check import CheckReport
 
 SNAPSHOTS_AT_ONCE = 8

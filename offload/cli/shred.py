@@ -17,7 +17,7 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.sweep import duration_text
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.keys import KeyService
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.model.totals import joined_totals, totals
 from offload.native.key_ring import KEPT_SECONDS
 from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_parts, planned

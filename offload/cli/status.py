@@ -25,13 +25,13 @@ from offload.cli.kit.output import (
 )
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.run import ConfigOrSource, OnTier, advice_of, configuration_of
-from offload.errors import Misuse, NotOffloaded, OffloadError
+from offload.ground.errors import Misuse, NotOffloaded, OffloadError
 from offload.model.own_names import labels_of, with_own_names
 
 if TYPE_CHECKING:
     from offload.cli.questions import Answer
     from offload.contracts.offloader import LedgerOffloader
-    from offload.service.asking import AskedProcess
+    from offload.service.client import AskedProcess
     from offload.service.config import RunConfig
     from offload.service.preview import StreamPreview
 
@@ -111,8 +111,8 @@ def _errors(seen: _Seen, advice: Advice) -> int:
 async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) -> _Seen:
     from offload.cli.ctl import door_near
     from offload.cli.run_check import previews_of  # needs the extra `run`, which `configuration_of` asks for
-    from offload.service.asking import ask_process
     from offload.service.assembly import open_service
+    from offload.service.client import ask_process
 
     try:
         opened = open_service(state.session, config, state.session.emit)
@@ -128,7 +128,7 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
 
 
 async def _unused(state: CommandContext, tier: LedgerOffloader, seen: list[StreamPreview]) -> _Unused:
-    from offload.streams.joined import with_parts
+    from offload.read.joined import with_parts
     from offload.upkeep.sweep.tier import sweep
 
     if unanswered := [each.error for each in seen if each.is_unanswered]:

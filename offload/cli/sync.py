@@ -35,10 +35,10 @@ from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted, PartBegun
 from offload.contracts.source import Source
+from offload.copy.sync import StreamReport
+from offload.copy.sync import sync as sync_all
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
-from offload.streams.sync import StreamReport
-from offload.streams.sync import sync as sync_all
 
 SourceUrl = Annotated[
     str,

@@ -14,7 +14,7 @@ from offload.cli.kit.output import counted, one_line, print_json, print_note, si
 from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.commit.guest import TrimmedTotals
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.model.manifest import CommittedStream
 from offload.model.totals import joined_totals, totals
 from offload.upkeep.parts import trim_parts

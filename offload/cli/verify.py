@@ -15,7 +15,7 @@ from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import DamageFound
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify as verify_tier
 

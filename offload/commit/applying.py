@@ -14,7 +14,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from offload.contracts.change import CommitVerdict
-from offload.errors import Conflict, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, StreamDeleted
 from offload.model.entry import TOTALS, Entry, exact_sum, joined_entries, rows_of_entries
 from offload.model.manifest import AttemptKind, Manifest, Running, StreamState
 from offload.model.tokens import token_of

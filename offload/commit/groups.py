@@ -16,10 +16,10 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from offload.contracts.store import ObjectStore
-from offload.errors import Absent, Corrupt, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Absent, Corrupt, NotFound
 from offload.model.entry import Entries
 from offload.model.manifest import CommittedStream
 from offload.store.checked import checked

@@ -13,7 +13,7 @@ import numpy as np
 
 from offload.commit.applying import existing, in_if, without
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Conflict, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, StreamDeleted
 from offload.model.entry import NO_ENTRIES, TOTALS
 from offload.model.manifest import NOBODY, Manifest, StreamState
 from offload.model.tree import Tree

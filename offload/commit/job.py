@@ -40,7 +40,7 @@ from offload.commit.applying import (
     without,
 )
 from offload.contracts.change import Change, CommitVerdict, Edit
-from offload.errors import Conflict, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, StreamDeleted
 from offload.model.entry import (
     Entries,
     Entry,

@@ -59,8 +59,12 @@ from offload.commit.grouping import FACTOR, collapse, edited
 from offload.commit.groups import GroupCache
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.store import Body, Listed, ObjectStore
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import BRANCHING_FACTOR_MAX
+from offload.formats.group import Group
+from offload.formats.keys import StreamKeys, is_of_a_stream
+from offload.formats.root import decode_root, encode_root
+from offload.ground.env import Env
+from offload.ground.errors import (
     Absent,
     AlreadyExists,
     Conflict,
@@ -76,10 +80,6 @@ from offload.errors import (
     TryAgain,
     UnsupportedFormat,
 )
-from offload.formats.anchor import BRANCHING_FACTOR_MAX
-from offload.formats.group import Group
-from offload.formats.keys import StreamKeys, is_of_a_stream
-from offload.formats.root import decode_root, encode_root
 from offload.model.manifest import Manifest, StreamState
 from offload.model.tree import Tree
 from offload.store.checked import checked

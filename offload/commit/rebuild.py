@@ -15,7 +15,7 @@ from uuid import UUID
 
 from offload.commit.applying import append_entries
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Conflict, Fenced, Misuse
+from offload.ground.errors import Conflict, Fenced, Misuse
 from offload.model.entry import NO_ENTRIES, TOTALS, Entry
 from offload.model.manifest import Manifest, StreamState
 from offload.model.tree import Tree

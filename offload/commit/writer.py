@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 
 from offload.commit.applying import announce, append_entries, attempts_for, in_if, verdict_on_entries, without
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Fenced, Misuse, StreamDeleted
 from offload.model.entry import Entry
 from offload.model.manifest import AttemptKind, Manifest, Running, StreamState
 from offload.model.tree import Tree

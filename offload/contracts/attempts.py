@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Misuse
+from offload.ground.errors import Conflict, Misuse
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry
 from offload.model.manifest import AttemptKind, Manifest

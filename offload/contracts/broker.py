@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 __all__ = ["BrokerView", "CommittedChunk", "LeadingNode"]
 

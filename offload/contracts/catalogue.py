@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Self
 
-from offload.errors import StreamDeleted
+from offload.ground.errors import StreamDeleted
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart

@@ -1,7 +1,7 @@
 """The contract of a store of ledgers whose entries have no chunks: `EntryLedger`.
 
 BookKeeper, and stores like it, keep a stream as ledgers, and a ledger as entries 0, 1, 2 and so on. An entry
-is bytes. `streams.entry_ledger` makes a source of such ledgers: each entry becomes one record, untouched.
+is bytes. `entries.ledger` makes a source of such ledgers: each entry becomes one record, untouched.
 
     ledger 7     entries 0 1 2 3        sealed
     ledger 9     entries 0 1            sealed, and later the oldest: 7 was deleted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offload.errors import Corrupt, OffloadError
+from offload.ground.errors import Corrupt, OffloadError
 
 if TYPE_CHECKING:  # plugins import events, and finding plugins must not import NumPy
     from offload.model.entry import Entry

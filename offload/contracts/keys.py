@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.labels import check_label
 
 __all__ = ["KeyService", "check_label"]

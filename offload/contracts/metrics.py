@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offload import errors
-from offload.errors import OffloadError
+from offload.ground import errors
+from offload.ground.errors import OffloadError
 
 __all__ = ["BUCKET_SECONDS", "REQUEST_OUTCOMES", "RequestTimes", "StoreMetrics", "outcome_of"]
 
@@ -53,7 +53,7 @@ _outcomes: Final[dict[type[BaseException] | None, str]] = {
 """Outcomes by class. `outcome_of` adds other classes when it first meets them."""
 
 REQUEST_OUTCOMES: Final = frozenset({*_outcomes.values(), OTHER})
-"""All outcomes: "ok", "cancelled", "other", and the classes of `offload.errors` in snake case."""
+"""All outcomes: "ok", "cancelled", "other", and the classes of `offload.ground.errors` in snake case."""
 
 
 def outcome_of(kind: type[BaseException] | None) -> str:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from offload.contracts.capabilities import Capabilities
-from offload.errors import Corrupt, Misuse
+from offload.ground.errors import Corrupt, Misuse
 
 __all__ = [
     "METADATA_PAIRS_MAX",

@@ -20,7 +20,7 @@ from uuid import UUID
 from offload.contracts.catalogue import Catalogue, EntryView, StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest

@@ -15,8 +15,8 @@ from typing import Any, Self
 from offload.contracts.events import Event
 from offload.contracts.metrics import StoreMetrics
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Misuse
+from offload.ground.env import Env
+from offload.ground.errors import Misuse
 
 __all__ = ["OpeningContext", "RequestLimits"]
 

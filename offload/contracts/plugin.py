@@ -1,4 +1,4 @@
-"""The declarations of plugins, and the hooks that return them. `offload.plugins` finds the plugins.
+"""The declarations of plugins, and the hooks that return them. `offload.opening.plugins` finds the plugins.
 
 The project name in pluggy is `offload`, and so is the entry-point group in which any distribution may
 register a module. Hooks return declarations, which are plain data. A declaration names its code as
@@ -18,9 +18,9 @@ import pluggy
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.events import Event
-from offload.errors import Misuse
-from offload.extras import missing_text
-from offload.urls import with_lower_scheme
+from offload.ground.errors import Misuse
+from offload.ground.extras import missing_text
+from offload.ground.urls import with_lower_scheme
 
 if TYPE_CHECKING:  # discovery imports this module, and that must be fast
     from offload.contracts.opening import OpeningContext
@@ -33,7 +33,6 @@ __all__ = [
     "DecoderType",
     "HookSpecs",
     "KeyServiceType",
-    "LayoutType",
     "SourceType",
     "TargetType",
     "hookimpl",
@@ -253,11 +252,6 @@ class TargetType(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutType(Declaration):
-    """A foreign layout of objects on a tier, which a plugin can read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderType(Declaration):
     """A decoder of record bodies. The target is a `Decoder`."""
 
@@ -301,10 +295,6 @@ class HookSpecs:
         """Declare places to restore a stream to."""
 
     @_hookspec
-    def offload_layouts(self) -> Sequence[LayoutType]:  # type: ignore[empty-body]  # never called
-        """Declare foreign layouts."""
-
-    @_hookspec
     def offload_decoders(self) -> Sequence[DecoderType]:  # type: ignore[empty-body]  # never called
         """Declare decoders of record bodies."""
 
@@ -329,7 +319,6 @@ KINDS: Final = {
     "backend": "offload_backends",
     "source": "offload_sources",
     "target": "offload_targets",
-    "layout": "offload_layouts",
     "decoder": "offload_decoders",
     "key service": "offload_keys",
     "broker": "offload_brokers",

@@ -15,11 +15,9 @@ from typing import Self
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Corrupt, Misuse, NotOffloaded
-from offload.model.chunk_table import ChunkType, row_from, row_holding
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded
 from offload.model.manifest import Manifest
 from offload.model.own_names import named_so
-from offload.model.position import AtEdge, AtOffset, AtTime, Position
 
 __all__ = ["Snapshot", "Source", "SourceStream"]
 
@@ -51,53 +49,6 @@ class Snapshot:
     If this is None, the source's chunk at the same offset must have the same leader epoch, timestamp and CRC.
     """
 
-    async def chunk_at(self, offset: int) -> bytes | None:
-        """Return the stored chunk that begins at `offset`, unchecked. None if no chunk begins there."""
-        for ledger in self.ledgers:
-            if ledger.first_offset <= offset < ledger.next_offset:
-                table = await ledger.table()
-                row = row_from(table, offset)
-                rows = table[row : row + 1]
-                return bytes(await ledger.read(rows)) if rows["offset"].tolist() == [offset] else None
-        return None
-
-    async def oldest_ms(self, offset: int) -> int | None:
-        """Return when the oldest record at or behind `offset` was written, in milliseconds since 1970.
-
-        It is the timestamp of its chunk, within the times of the files: not before the last write to the
-        ledger before it, and not after the last one to its own. None if there is no such record. Raises
-        `Corrupt` and `TryAgain` as the ledgers do.
-        """
-        for number, ledger in enumerate(self.ledgers):
-            if offset < ledger.next_offset:
-                table = await ledger.table()
-                row = row_holding(table, max(offset, ledger.first_offset))
-                written_ms = int(table["timestamp_ms"][row])
-                earliest = await self.ledgers[number - 1].modified_ms() if number else None
-                latest = await ledger.modified_ms()
-                written_ms = written_ms if earliest is None else max(written_ms, earliest)
-                return written_ms if latest is None else min(written_ms, latest)
-        return None
-
-    async def attach(self, position: Position) -> int:
-        """Return the offset of the chunk at which a reader of this position begins.
-
-        An offset below the first chunk, or a time before all chunks, attaches at the first chunk. An offset
-        or time beyond the last chunk attaches at `next_offset`. If several chunks fit a time, it is the first
-        one in the whole stream. (osiris itself can miss some chunks if one millisecond spans two segments.)
-        """
-        match position:
-            case AtEdge.FIRST:
-                return self.first_offset
-            case AtEdge.NEXT:
-                return self.next_offset
-            case AtEdge.LAST:
-                return await self._last_with_messages()
-            case AtOffset(offset):
-                return await self._holding(offset)
-            case AtTime(timestamp_ms):
-                return await self._first_since(timestamp_ms)
-
     async def aclose(self) -> None:
         """Release the files. Idempotent."""
         for ledger in self.ledgers:
@@ -109,31 +60,6 @@ class Snapshot:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
-
-    async def _last_with_messages(self) -> int:
-        for ledger in reversed(self.ledgers):
-            table = await ledger.table()
-            users = table["offset"][table["type"] == ChunkType.USER]
-            if len(users):
-                return int(users[-1])
-        return self.next_offset
-
-    async def _holding(self, offset: int) -> int:
-        if offset >= self.next_offset:
-            return self.next_offset
-        for ledger in self.ledgers:
-            if offset < ledger.next_offset:
-                table = await ledger.table()
-                return int(table["offset"][row_holding(table, offset)])
-        return self.next_offset
-
-    async def _first_since(self, timestamp_ms: int) -> int:
-        for ledger in self.ledgers:
-            table = await ledger.table()
-            late = table["timestamp_ms"] >= timestamp_ms
-            if late.any():
-                return int(table["offset"][late.argmax()])
-        return self.next_offset
 
 
 class SourceStream(ABC):
@@ -198,7 +124,7 @@ class SourceStream(ABC):
         """Return the offset up to which the broker vouches for a snapshot. None if nobody knows.
 
         It is asked only if something of the snapshot is to be copied. By default it is what the snapshot
-        itself says. `streams.vouched` asks the broker.
+        itself says. `follow.vouched` asks the broker.
         """
         return snapshot.committed_offset
 

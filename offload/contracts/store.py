@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, cast
 
 from offload.contracts.capabilities import KEY_PART_SIZE_BYTES_MAX, KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.object_metadata import NO_METADATA
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = [
     "Body",

@@ -21,8 +21,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from offload.errors import Corrupt, Misuse
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.chunk_table import ChunkType
 
 CHUNK_HEADER: Final = layout(

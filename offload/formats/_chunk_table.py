@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32_combine
 
-from offload.errors import Corrupt, Misuse
 from offload.formats._chunk_header import (
     CHUNK_HEADER,
     CHUNK_MAGIC,
@@ -29,6 +28,7 @@ from offload.formats._chunk_header import (
     ChunkHeader,
 )
 from offload.formats.checksums import crc32
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 _Headers: TypeAlias = npt.NDArray[np.void]

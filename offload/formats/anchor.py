@@ -28,14 +28,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Self
 
-from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import check_version, crc32c
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.keys import escape
+from offload.ground.errors import Corrupt, Misuse
+from offload.ground.outside import json_outside
 from offload.model.compression import BlockCodec, Compression
 from offload.model.labels import check_label
 from offload.model.part import PART_MAX, StreamPart
-from offload.outside import json_outside
 
 ANCHOR_FORMAT_VERSION: Final = 1
 COMPRESSION_FORMAT_VERSION: Final = 2

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec, Compression
 
 _RATIO_MAX: Final[dict[int, int]] = {BlockCodec.ZSTD: 2**15, BlockCodec.LZ4: 255}

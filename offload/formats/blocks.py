@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt
 from offload.formats.block_codecs import compressor, decompressed
 from offload.formats.checksums import crc32c
 from offload.formats.layout import layout
 from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, PartKind
 from offload.formats.sections import SECTION
+from offload.ground.errors import Corrupt
 from offload.model.chunk_table import ChunkTable, cut
 from offload.model.compression import BlockCodec, Compression
 

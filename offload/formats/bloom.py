@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from offload.errors import Misuse
 from offload.formats.chunk import FILTER_SIZE_BYTES_MAX, FILTER_SIZE_BYTES_MIN
+from offload.ground.errors import Misuse
 
 _GOLDEN: Final = 0x9E3779B9
 _32_BITS: Final = 0xFFFFFFFF

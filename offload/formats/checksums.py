@@ -14,7 +14,7 @@ from __future__ import annotations
 from fastcrc.crc32 import iscsi
 from isal import isal_zlib
 
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 
 __all__ = ["crc32", "crc32c"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt
 from offload.formats.chunk import check_chunks
+from offload.ground.errors import Corrupt
 from offload.model.chunk_table import ChunkTable
 
 __all__ = ["check_source"]

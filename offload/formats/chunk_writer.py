@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from offload.errors import Misuse
 from offload.formats.bloom import build_filter
 from offload.formats.checksums import crc32
 from offload.formats.chunk import FILTER_SIZE_BYTES_MIN, ChunkHeader
 from offload.formats.entries import SubBatch, encode_entries
 from offload.formats.tracking import TrackingBlock, encode_blocks
+from offload.ground.errors import Misuse
 from offload.model.chunk_table import ChunkType
 
 __all__ = ["build_chunk", "build_tracking_chunk", "seal_chunk"]

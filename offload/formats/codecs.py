@@ -21,7 +21,7 @@ import snappy
 import zstandard
 from isal import igzip, igzip_lib
 
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 
 __all__ = ["Codec"]
 

@@ -26,10 +26,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, Misuse
 from offload.formats.chunk import ChunkHeader
 from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, decompress
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.chunk_table import ChunkType
 
 __all__ = ["SubBatch", "encode_run", "messages"]

@@ -38,7 +38,6 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, Denied, Misuse
 from offload.formats.blocks import Blocks
 from offload.formats.checksums import crc32c
 from offload.formats.chunk import CHUNK_HEADER, check_stored
@@ -55,9 +54,10 @@ from offload.formats.keys import escape
 from offload.formats.layout import layout
 from offload.formats.sealing import KEY_SECTION, TAG_SIZE_BYTES, DataKey
 from offload.formats.sections import SECTION, Section, decode_directory, encode_sections, section_of
+from offload.ground.errors import Corrupt, Denied, Misuse
+from offload.ground.outside import json_outside
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 from offload.model.compression import Compression
-from offload.outside import json_outside
 
 __all__ = ["FragmentTail"]
 

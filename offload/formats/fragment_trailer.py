@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment_v1 import TRAILER_1, trailer_fields
 from offload.formats.layout import layout
 from offload.formats.sections import SECTION
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.compression import BlockCodec
 
 FRAGMENT_FORMAT_VERSION: Final = 2

@@ -16,8 +16,8 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable
 
 INDEX_RECORD_1: Final = layout(

@@ -20,13 +20,13 @@ from uuid import UUID
 
 import numpy as np
 
-from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment_trailer import stream_digest
 from offload.formats.keys import StreamKeys
 from offload.formats.layout import layout
 from offload.formats.older_manifests import ENTRY_2, upgraded_entries
 from offload.formats.root import ENTRY
+from offload.ground.errors import Corrupt
 from offload.model.entry import TOTALS, Entries, EntryKind, check_entries, exact_sum
 
 GROUP_FORMAT_VERSION: Final = 2

@@ -35,7 +35,7 @@ from typing import Final
 from urllib.parse import unquote
 from uuid import UUID
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["TIER_ANCHOR", "VERIFY_NOTES", "StreamKeys", "escape", "is_name"]
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment_trailer import HEADER
 from offload.formats.layout import Field, Layout
 from offload.formats.root import ENTRY, ROOT_FORMAT_VERSION, ROOT_HEADER, RUNNING
+from offload.ground.errors import Corrupt
 from offload.model.entry import Entries
 
 

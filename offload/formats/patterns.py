@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.loops import LoopStep, compiled_loops
+from offload.ground.loops import LoopStep, compiled_loops
 from offload.model.record_columns import Bytes, Integers
 
 __all__ = ["Pattern", "PatternMatch", "PatternStep", "PatternValue", "windows_at", "words_at"]

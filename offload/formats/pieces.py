@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.loops import LoopPiece, compiled_loops
+from offload.ground.loops import LoopPiece, compiled_loops
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 
 __all__ = ["RowBuilder", "RowPiece", "ValuePool", "column_of"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from offload.formats.chunk import CHUNK_HEADER, headers_at
 from offload.formats.entries import messages
-from offload.loops import ROOM_SIZE_BYTES_MAX, Loops, compiled_loops
+from offload.ground.loops import ROOM_SIZE_BYTES_MAX, Loops, compiled_loops
 from offload.model.chunk_table import ChunkTable, ChunkType
 
 __all__ = ["RecordRun", "record_runs", "runs_of_table"]

@@ -16,10 +16,10 @@ from uuid import UUID
 
 import numpy as np
 
-from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.keys import escape
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt
 from offload.model.entry import ENTRY_DTYPE
 from offload.model.manifest import MANIFEST_NUMBERS, AttemptKind, Manifest, Running, StreamState
 

@@ -20,9 +20,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from offload.errors import Corrupt, Denied, Misuse
-from offload.extras import missing_text
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt, Denied, Misuse
+from offload.ground.extras import missing_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.block_codecs import compressor, decompressed
 from offload.formats.checksums import crc32c
 from offload.formats.layout import layout
 from offload.formats.sealing import DataKey, Part, PartKind
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec, Compression
 
 SECTION: Final = layout(

@@ -17,9 +17,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.chunk import CHUNK_HEADER, CHUNK_SIZE_BYTES_MAX, ChunkHeader
 from offload.formats.layout import Layout, layout
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 __all__ = [

@@ -22,10 +22,10 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment_trailer import stream_digest
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt
 
 SIGHTING_FORMAT_VERSION: Final = 1
 SIGHTING_MAGIC: Final = b"OLSG"

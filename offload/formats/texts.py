@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.pieces import RowBuilder, ValuePool, column_of
-from offload.loops import Loops, compiled_loops
+from offload.ground.loops import Loops, compiled_loops
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Integers
 

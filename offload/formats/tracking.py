@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import entries
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.chunk_table import ChunkType
 
 __all__ = ["ConsumerOffset", "ProducerSequence"]

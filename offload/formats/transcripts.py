@@ -28,7 +28,7 @@ from offload.formats.texts import (
     timestamp_texts,
     uuid_texts,
 )
-from offload.loops import compiled_loops
+from offload.ground.loops import compiled_loops
 from offload.model.record_columns import ByteColumn, Bytes, Integers
 
 __all__ = ["Transcriber", "Transcript"]

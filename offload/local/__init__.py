@@ -1,1 +1,1 @@
-"""Ledgers on this machine: osiris' files in a folder, what counts of them, and logs that take appends."""
+"""Osiris' files in a folder, as ledgers: what counts of them after a crash, and segments that are written."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Corrupt, Denied, NoSpace, OffloadError, TryAgain
+from offload.ground.errors import Corrupt, Denied, NoSpace, OffloadError, TryAgain
 
 __all__ = ["explained", "open_file", "opened", "read_at", "read_into", "shown_path"]
 

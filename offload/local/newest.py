@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from offload.errors import Corrupt
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.segment import SEGMENT_HEADER, IndexRecords, chunk_table, describes, index_records
+from offload.ground.errors import Corrupt
 from offload.local.files import opened, read_at, shown_path
 from offload.local.pair import Pair, check_heads, header_at, read_index
 from offload.model.chunk_table import ChunkTable

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Corrupt
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.segment import SEGMENT_HEADER, check_index_head, check_segment_head
+from offload.ground.errors import Corrupt
 from offload.local.files import opened, read_at, shown_path
 
 __all__ = ["Pair", "check_heads", "header_at", "parse_name", "read_index"]

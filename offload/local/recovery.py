@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Corrupt, TryAgain
 from offload.formats.segment import index_records
+from offload.ground.errors import Corrupt, TryAgain
 from offload.local.files import explained, shown_path
 from offload.local.newest import Newest, recover_newest
 from offload.local.pair import Pair, parse_name, read_index

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from offload.errors import Corrupt
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.segment import (
     INDEX_RECORD,
@@ -20,6 +19,7 @@ from offload.formats.segment import (
     index_records,
     record_position,
 )
+from offload.ground.errors import Corrupt
 from offload.local.files import opened, shown_path
 from offload.local.pair import Pair, check_heads, header_at, read_index
 from offload.model.chunk_table import ChunkTable

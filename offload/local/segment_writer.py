@@ -21,7 +21,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Misuse
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.segment import (
     INDEX_HEADER,
@@ -31,6 +30,7 @@ from offload.formats.segment import (
     SEGMENT_MAGIC,
     VERSION,
 )
+from offload.ground.errors import Misuse
 from offload.local.files import explained
 from offload.local.pair import Pair
 from offload.model.chunk_table import ChunkTable, ChunkType

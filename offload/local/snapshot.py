@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from offload.contracts.source import Snapshot
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.local.files import explained
 from offload.local.pair import parse_name
 from offload.local.recovery import recover

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["ByteBudget"]
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from offload.env import Env
-from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.entry import Entry, entries_of_rows
 
 __all__ = ["LedgerContext", "contexts_of"]

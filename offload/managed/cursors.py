@@ -22,8 +22,8 @@ from typing import Final
 
 from offload.contracts.log import LedgerLog
 from offload.contracts.store import Body, ObjectStore, Span
-from offload.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
-from offload.outside import json_outside
+from offload.ground.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
+from offload.ground.outside import json_outside
 
 __all__ = ["CursorPlace", "LogCursors", "StoreCursors"]
 

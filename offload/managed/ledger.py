@@ -36,6 +36,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final, Self
 
+from offload.cache.block_cache import BlockCache
 from offload.contracts.events import (
     Event,
     LedgerRolled,
@@ -43,8 +44,9 @@ from offload.contracts.events import (
 )
 from offload.contracts.log import LedgerLog
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
-from offload.errors import (
+from offload.formats.chunk_writer import checked_records
+from offload.ground.env import Env
+from offload.ground.errors import (
     AlreadyRunning,
     Corrupt,
     Diverged,
@@ -55,14 +57,13 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.chunk_writer import checked_records
+from offload.managed.back_pressure import LogRoom
 from offload.managed.budget import ByteBudget
 from offload.managed.contexts import LedgerContext, contexts_of
 from offload.managed.cursors import CursorPlace, Cursors, LogCursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.reading import Reading
-from offload.managed.room import LogRoom
 from offload.managed.rules import (
     LedgerPlan,
     check_ledgers,
@@ -72,12 +73,11 @@ from offload.managed.rules import (
 from offload.managed.tier_copy import TierCopy
 from offload.managed.work import SAVE_SECONDS, LedgerWork
 from offload.model.position import PartOffset, Position, check_start
-from offload.streams.batches import Messages
-from offload.streams.block_cache import BlockCache
-from offload.streams.choice import ReadPriority
-from offload.streams.reader import warn_of_skips
-from offload.streams.tiered import TieredReader
-from offload.streams.watch import StreamWatch
+from offload.read.batches import Messages
+from offload.read.reader import warn_of_skips
+from offload.read.watch import StreamWatch
+from offload.two_sides.choice import ReadPriority
+from offload.two_sides.tiered import TieredReader
 
 __all__ = ["LedgerState", "ManagedLedger"]
 

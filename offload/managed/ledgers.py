@@ -27,12 +27,13 @@ from itertools import count
 from math import inf
 from typing import Final, Self
 
+from offload.cache.block_cache import BlockCache
 from offload.contracts.events import Event
 from offload.contracts.log import LedgerLog
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source, SourceStream
-from offload.env import Env
-from offload.errors import Misuse, NotOffloaded
+from offload.ground.env import Env
+from offload.ground.errors import Misuse, NotOffloaded
 from offload.managed.budget import ByteBudget
 from offload.managed.chores import PAUSED_STEP_SECONDS
 from offload.managed.cursors import CursorPlace
@@ -44,8 +45,7 @@ from offload.managed.ledger import (
     check_tier,
 )
 from offload.managed.policy import LedgerPolicy
-from offload.streams.block_cache import BlockCache
-from offload.streams.watch import StreamWatch
+from offload.read.watch import StreamWatch
 
 __all__ = ["ManagedLedgers"]
 

@@ -14,7 +14,7 @@ from typing import Final
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
+from offload.ground.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
 from offload.managed.rules import check_ledgers
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest

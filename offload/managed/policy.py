@@ -11,8 +11,8 @@ from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, Final, TypeVar
 
-from offload.errors import Misuse
-from offload.streams.choice import ReadPriority
+from offload.ground.errors import Misuse
+from offload.two_sides.choice import ReadPriority
 
 __all__ = ["LedgerPolicy", "WhenFull"]
 

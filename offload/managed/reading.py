@@ -25,13 +25,13 @@ from typing import Final
 
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.log import LedgerLog
-from offload.env import Env
-from offload.errors import Corrupt, Denied, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Denied, TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
-from offload.streams.batches import Messages
-from offload.streams.choice import ReadPriority, ReadSide
-from offload.streams.tiered import TieredReader
-from offload.streams.watch import StreamWatch
+from offload.read.batches import Messages
+from offload.read.watch import StreamWatch
+from offload.two_sides.choice import ReadPriority, ReadSide
+from offload.two_sides.tiered import TieredReader
 
 __all__: list[str] = []
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from offload.contracts.log import LocalLedger
-from offload.errors import Corrupt, Misuse
+from offload.ground.errors import Corrupt, Misuse
 from offload.managed.policy import LedgerPolicy
 
 __all__ = ["LedgerAction", "LedgerPlan", "PlannedLedger"]

@@ -48,8 +48,10 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
-from offload.env import Env
-from offload.errors import (
+from offload.copy.copier import StreamCopier
+from offload.copy.next_part import check_part
+from offload.ground.env import Env
+from offload.ground.errors import (
     Absent,
     BeingRebuilt,
     Corrupt,
@@ -60,18 +62,16 @@ from offload.errors import (
     OffloadError,
     StreamDeleted,
 )
+from offload.ground.outside import json_outside
+from offload.ground.tracing import span
 from offload.managed.log_source import LogStream
 from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart
-from offload.outside import json_outside
-from offload.streams.copier import StreamCopier
-from offload.streams.parts import check_part
-from offload.streams.reader import newer_manifest
-from offload.streams.writer import StreamWriter
-from offload.tracing import span
+from offload.read.reader import newer_manifest
 from offload.upkeep.retention import Retention, delete_stream, plan_trim, trim
+from offload.write.writer import StreamWriter
 
 COMMITTED_NOTE: Final = "committed"
 SEEN_MAX: Final = 10_000

@@ -15,13 +15,13 @@ from typing import Final
 
 from offload.contracts.events import Event, LocalLedgerDeleted, StreamPaused, StreamResumed
 from offload.contracts.log import LedgerLog, LocalLedger
-from offload.env import Env
-from offload.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError
+from offload.managed.back_pressure import LogRoom
 from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
 from offload.managed.cursors import Cursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
-from offload.managed.room import LogRoom
 from offload.managed.rules import (
     LedgerAction,
     LedgerPlan,

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["CHUNK_TABLE", "WINDOW_SIZE_BYTES", "ChunkTable", "ChunkType", "cut", "row_from", "windows_of"]
 

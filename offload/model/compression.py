@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Self
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["BlockCodec", "Compression"]
 

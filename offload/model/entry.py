@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 from uuid import UUID
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["MasterKey"]
 

@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import Final
 from uuid import UUID
 
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.model.entry import NO_ENTRIES, TOTALS, Entries, check_entries, exact_sum
 
 __all__ = ["AttemptKind", "CommittedStream", "Manifest", "Running", "StreamState"]

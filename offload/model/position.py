@@ -20,7 +20,7 @@ from enum import Enum
 from operator import index
 from typing import Final
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = [
     "OFFSET_MAX",

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["seconds_from", "size_bytes_from"]
 

@@ -17,7 +17,7 @@ import hashlib
 from typing import Final
 from uuid import UUID
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["token_for", "token_of", "with_token"]
 

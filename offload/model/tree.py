@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import OFFSET_MAX

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Container, Mapping
 from uuid import UUID
 
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import Corrupt, Denied, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt, Denied, NotFound, UnsupportedFormat
 from offload.model.attempt import Leftover
 from offload.model.manifest import AttemptKind, Manifest
 from offload.native.fragment_check import check_fragment

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Final, TypeVar
 
 from offload.contracts.store import ObjectStore, Span
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+from offload.ground.env import Env
+from offload.ground.errors import (
     AlreadyExists,
     OutcomeUnknown,
     TryAgain,
 )
-from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
-from offload.formats.keys import TIER_ANCHOR
 from offload.store.checked import checked
 
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Final
 
 from offload.contracts.store import Buffer, ObjectStore, Span, Suffix
-from offload.errors import Corrupt
 from offload.formats.checksums import crc32c
 from offload.formats.chunk import check_chunks
 from offload.formats.fragment import FragmentTail
 from offload.formats.fragment_trailer import HEADER, TRAILER, FragmentTrailer, check_header
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt
 from offload.native.key_ring import KeyRing, unlocked
 from offload.store.checked import checked, checked_buffer
 

@@ -21,10 +21,10 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.events import DamageFound, Event
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer, ObjectStore, Span
-from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.formats.fragment import KNOWN_SECTIONS, FragmentTail
 from offload.formats.fragment_trailer import HEADER, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry, entries_of_rows

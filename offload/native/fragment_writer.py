@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Body, Buffer
-from offload.errors import Corrupt
 from offload.formats.blocks import BLOCK, blocks_size_bytes_max, compressed_blocks
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_check import check_source
@@ -30,6 +29,7 @@ from offload.formats.fragment import SOURCE_EPOCH, encode_description, encode_ta
 from offload.formats.fragment_trailer import FRAGMENT_HEADER, FragmentTrailer, stream_digest
 from offload.formats.sealing import KEY_SECTION, TAG_SIZE_BYTES, DataKey
 from offload.formats.sections import SECTION
+from offload.ground.errors import Corrupt
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable, ChunkType, windows_of
 from offload.model.compression import Compression

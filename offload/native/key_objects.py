@@ -28,8 +28,11 @@ from uuid import UUID
 
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import WRAPPED_SIZE_BYTES_MAX, KeyObject
+from offload.formats.keys import StreamKeys
+from offload.formats.sealing import KEY_SIZE_BYTES
+from offload.ground.env import Env
+from offload.ground.errors import (
     AlreadyExists,
     Corrupt,
     Denied,
@@ -39,9 +42,6 @@ from offload.errors import (
     TryAgain,
     UnsupportedFormat,
 )
-from offload.formats.anchor import WRAPPED_SIZE_BYTES_MAX, KeyObject
-from offload.formats.keys import StreamKeys
-from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.native.anchors import create_anchor, read_anchor
 
 TRIED_MAX: Final = 16

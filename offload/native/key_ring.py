@@ -19,11 +19,11 @@ from weakref import WeakValueDictionary
 
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Corrupt, Denied, Misuse
 from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
 from offload.formats.sealing import KEY_SECTION, KEY_SIZE_BYTES, DataKey, unwrapped
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Denied, Misuse
 from offload.model.labels import MasterKey
 from offload.native.key_objects import asking, listed_keys, open_key, store_key, try_master_key
 

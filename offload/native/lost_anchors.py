@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from offload.contracts.store import Body, Listed, ObjectStore
-from offload.env import Env
-from offload.errors import AnchorLost, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, is_decisive, is_of_a_stream
+from offload.ground.env import Env
+from offload.ground.errors import AnchorLost, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.model.part import part_like
 from offload.native.anchors import create_anchor, read_tier_anchor
 from offload.native.place import TierPlace

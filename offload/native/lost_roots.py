@@ -36,13 +36,13 @@ from uuid import UUID
 from offload.commit.log import RootLog
 from offload.commit.rebuild import JUMP
 from offload.contracts.store import Listed, Span
-from offload.errors import Absent, Corrupt, NotFound, RootsLost, TryAgain
 from offload.formats.fragment_trailer import HEADER, TRAILER, FragmentTrailer, stream_digest
+from offload.ground.errors import Absent, Corrupt, NotFound, RootsLost, TryAgain
+from offload.ground.tasks import run_each
 from offload.model.entry import EntryKind
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState
 from offload.native.fragment_check import load_trailer
-from offload.tasks import run_each
 
 Trailers = Sequence[tuple[str, FragmentTrailer]]
 """The trailers of fragments, each with its fragment's key."""

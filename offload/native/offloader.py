@@ -40,8 +40,11 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.metrics import StoreMetrics
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Listed, ObjectStore
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.fragment_trailer import CHUNKS_MAX
+from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
+from offload.ground.env import Env
+from offload.ground.errors import (
     Absent,
     AnchorLost,
     BeingRebuilt,
@@ -59,9 +62,7 @@ from offload.errors import (
     UnsupportedFormat,
     rebuild_command,
 )
-from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.fragment_trailer import CHUNKS_MAX
-from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
+from offload.ground.tasks import in_order, one_by_one, run_each
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import cut
 from offload.model.compression import Compression, check_compression
@@ -91,7 +92,6 @@ from offload.native.upload_turns import UploadTurns
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
 from offload.store.probe import make_sure_of_create
-from offload.tasks import in_order, one_by_one, run_each
 
 __all__ = ["ObjectStoreOffloader", "TierOptions"]
 

@@ -22,8 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from offload.contracts.store import Body, ObjectStore
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, shows_a_tier, sides_of
+from offload.ground.env import Env
+from offload.ground.errors import (
     AnchorLost,
     Corrupt,
     Denied,
@@ -32,8 +34,6 @@ from offload.errors import (
     NotOffloaded,
     rebuild_command,
 )
-from offload.formats.anchor import TierAnchor
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, shows_a_tier, sides_of
 from offload.model.compression import BlockCodec, Compression, check_compression
 from offload.store.hashed import HashedStore
 from offload.store.probe import make_sure_of_create

@@ -14,7 +14,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from offload.contracts.store import Body, Buffer
-from offload.errors import NoSpace
+from offload.ground.errors import NoSpace
 from offload.model.chunk_table import WINDOW_SIZE_BYTES
 
 SPOOL_SIZE_BYTES_MAX: Final = 64 * 2**20

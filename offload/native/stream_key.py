@@ -15,8 +15,8 @@ from uuid import UUID
 
 from offload.commit.log import RootLog
 from offload.contracts.store import ObjectStore
-from offload.errors import Absent, Conflict, Denied, StreamDeleted
 from offload.formats.sealing import DataKey
+from offload.ground.errors import Absent, Conflict, Denied, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.entry import EntryKind
 from offload.model.manifest import CommittedStream, Manifest, StreamState

@@ -16,10 +16,10 @@ from typing import Final, cast
 
 from offload.commit.log import first_object
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import AnchorLost, Corrupt, NotFound, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys, is_name, looks_escaped, unescape
 from offload.formats.root import decode_root
+from offload.ground.errors import AnchorLost, Corrupt, NotFound, UnsupportedFormat
 from offload.model.part import StreamPart, part_like
 from offload.native.anchors import read_anchor
 from offload.native.fragment_check import load_own_tail

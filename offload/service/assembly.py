@@ -24,11 +24,17 @@ from typing import Final, TypeAlias
 from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
-from offload.errors import OffloadError
+from offload.copy.instance import Instance
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.pauses import PausedBefore
+from offload.follow.rules import FollowRules, FollowState
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import OffloadError
 from offload.model.compression import Compression
 from offload.model.own_names import matches_glob, may_match_glob, own_name
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
+from offload.opening.session import Session
 from offload.service.config import (
     BASE_SIZE_BYTES,
     DEFAULT_GLOB,
@@ -38,12 +44,6 @@ from offload.service.config import (
 )
 from offload.service.place import look_at_place
 from offload.service.upkeep import Upkeep
-from offload.session import Session
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.instance import Instance
-from offload.streams.pauses import PausedBefore
-from offload.streams.vouched import VouchedSource
 
 __all__ = ["OpenedService", "open_service", "start_notes"]
 

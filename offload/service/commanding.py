@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from offload.contracts.events import Event, StreamPaused, StreamResumed
-from offload.env import Env
-from offload.errors import NotOffloaded
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.gaps import SeenTail
+from offload.follow.pauses import PausedBefore
+from offload.follow.rules import FollowStatus, Verb
+from offload.ground.env import Env
+from offload.ground.errors import NotOffloaded
+from offload.ground.outside import Unreadable, json_outside, read_outside
 from offload.model.own_names import named_so
-from offload.outside import Unreadable, json_outside, read_outside
 from offload.service.door import Door
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowStatus, Verb
-from offload.streams.gaps import SeenTail
-from offload.streams.pauses import PausedBefore
 
 __all__ = ["Commanding", "PauseNotes"]
 

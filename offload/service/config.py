@@ -34,13 +34,13 @@ from pydantic import (
     model_validator,
 )
 
-from offload.errors import Misuse
+from offload.follow.rules import FollowRules
+from offload.ground.errors import Misuse
 from offload.model.compression import Compression
 from offload.model.labels import MasterKey
 from offload.model.own_names import matches_glob
 from offload.model.quantities import seconds_from, size_bytes_from
-from offload.service.listening import OFF, address_from
-from offload.streams.follow_rules import FollowRules
+from offload.service.address import OFF, address_from
 from offload.upkeep.retention import Retention
 
 __all__ = ["PricesConfig", "RunConfig", "StreamConfig", "UpkeepConfig"]

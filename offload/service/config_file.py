@@ -22,10 +22,10 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from offload.errors import Misuse
-from offload.outside import Unreadable, text_outside, toml_outside
+from offload.ground.errors import Misuse
+from offload.ground.outside import Unreadable, text_outside, toml_outside
+from offload.ground.urls import names_secret
 from offload.service.config import PricesConfig, RunConfig, StreamConfig, UpkeepConfig
-from offload.urls import names_secret
 
 __all__ = ["config_of_values", "load_config"]
 

@@ -22,13 +22,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from offload.follow.rules import FollowRules
 from offload.formats.anchor import TierAnchor
+from offload.ground.urls import scheme_of
 from offload.model.entry import ENTRY_DTYPE
 from offload.model.prices import GIB, Price, price_of
 from offload.service.config import PricesConfig, RunConfig
 from offload.service.preview import Growth, StreamPreview
-from offload.streams.follow_rules import FollowRules
-from offload.urls import scheme_of
 
 __all__ = [
     "MonthlyCost",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from offload.env import Env
+from offload.ground.env import Env
 
 __all__ = ["DiskWatch"]
 

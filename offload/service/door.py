@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Misuse
-from offload.urls import FILE_SCHEME, scheme_of
+from offload.ground.errors import Misuse
+from offload.ground.urls import FILE_SCHEME, scheme_of
 
 __all__ = [
     "Door",

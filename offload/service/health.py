@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
-from offload.errors import OffloadError
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.rules import FollowState, FollowStatus, Wait
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import OffloadError
 from offload.model.own_names import labels_of, own_name, with_own_names
 from offload.model.position import iso_of
 from offload.service.upkeep import Upkeep
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowState, FollowStatus, Wait
-from offload.streams.vouched import VouchedSource
 
 __all__ = ["NO_ADVICE", "Advises", "Health"]
 

@@ -40,12 +40,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offload.errors import NotOffloaded
-from offload.outside import Unreadable, json_outside
+from offload.follow.rules import Verb
+from offload.ground.errors import NotOffloaded
+from offload.ground.outside import Unreadable, json_outside
 from offload.service.commanding import Commanding
 from offload.service.door import peer_user_of
 from offload.service.health import Health, status_as_json
-from offload.streams.follow_rules import Verb
 
 __all__ = ["door_routes", "routes", "serve_door", "serve_http"]
 

@@ -4,7 +4,7 @@
     run.toml.instance    a random text, written once; locked by `flock` as long as the process lives
 
 The kernel frees the lock when the process ends, however it ends. So whoever has the lock knows that every
-earlier process with this identity is dead (`streams.instance`).
+earlier process with this identity is dead (`copy.instance`).
 
 The identity is a hash of the text, of the file's path and inode, and of the machine's id and name. A copy of
 the file has another inode or path, or is on another machine, and so makes another identity. What remains are
@@ -28,9 +28,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Conflict
-from offload.service.listening import OFF
-from offload.streams.instance import Instance
+from offload.copy.instance import Instance
+from offload.ground.errors import Conflict
+from offload.service.address import OFF
 
 __all__ = ["held_instance", "instance_path"]
 

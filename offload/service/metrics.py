@@ -34,10 +34,10 @@ from offload.contracts.events import (
     UpkeepFinished,
 )
 from offload.contracts.metrics import BUCKET_SECONDS, RequestTimes, StoreMetrics, outcome_of
+from offload.follow.rules import FollowState, FollowStatus
+from offload.follow.vouched import VouchedSource
 from offload.model.own_names import labels_of
 from offload.service.disk import DiskWatch
-from offload.streams.follow_rules import FollowState, FollowStatus
-from offload.streams.vouched import VouchedSource
 
 __all__ = ["ServiceMetrics"]
 

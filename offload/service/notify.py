@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from offload.env import Env
-from offload.outside import number_outside
+from offload.ground.env import Env
+from offload.ground.outside import number_outside
 from offload.service.health import Health
 
 __all__ = ["Notifier", "notifier_of"]

@@ -1,4 +1,4 @@
-"""What the place of a tier looks like, for streams that wait until somebody mends it (`streams.pauses`).
+"""What the place of a tier looks like, for streams that wait until somebody mends it (`follow.pauses`).
 
 Only a folder is looked at: the rights and owners of the folder and of the stream's folders, and the free
 space of its disk. The space counts in powers of two, because other programs use the disk too, and each change
@@ -16,8 +16,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Final
 
-from offload.streams.pauses import LookAtPlace, look_nowhere
-from offload.urls import folder_named
+from offload.follow.pauses import LookAtPlace, look_nowhere
+from offload.ground.urls import folder_named
 
 __all__ = ["look_at_place"]
 

@@ -18,18 +18,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted, TryAgain
+from offload.copy.next_part import FINAL, check_part
+from offload.follow.gaps import gaps_of
 from offload.formats.sealing import KEY_SIZE_BYTES
+from offload.ground.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.model.gaps import StreamGap, lost_records
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.native.key_objects import try_master_key
+from offload.opening.session import Session
+from offload.read.snapshots import oldest_ms
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig
-from offload.session import Session
-from offload.streams.gaps import gaps_of
-from offload.streams.parts import FINAL, check_part
 
 __all__ = ["Growth", "StreamPreview", "preview_stream", "try_keys"]
 
@@ -76,7 +77,7 @@ class StreamPreview:
 
     lag_size_bytes: int = 0
     lag_seconds: float = 0.0
-    """The age of the oldest record that the tier lacks, as `Snapshot.oldest_ms` has it."""
+    """The age of the oldest record that the tier lacks, as `read.snapshots` finds it."""
 
     gaps: tuple[StreamGap, ...] = ()
     """The gaps between the parts of the stream on the tier."""
@@ -188,7 +189,7 @@ async def _measured(
     start = snapshot.first_offset if manifest is None else manifest.next_offset
     lag_size_bytes = size_bytes = chunks = ledgers = 0
     first_ms, since_ms = now_ms, now_ms - 1000 * GROWTH_SECONDS
-    oldest_ms = await snapshot.oldest_ms(start)
+    written_ms = await oldest_ms(snapshot, start)
     for number, ledger in enumerate(snapshot.ledgers):
         table = await ledger.table()
         lacking = table[table["offset"] >= start]
@@ -206,7 +207,7 @@ async def _measured(
         source_next_offset=snapshot.next_offset,
         lag_records=max(0, snapshot.next_offset - max(start, snapshot.first_offset)),
         lag_size_bytes=lag_size_bytes,
-        lag_seconds=0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
+        lag_seconds=0.0 if written_ms is None else max(0.0, (now_ms - written_ms) / 1000),
         growth=Growth(
             bytes_per_second=size_bytes / seconds,
             chunks_per_second=chunks / seconds,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from offload.streams.dispatcher import Dispatcher
+from offload.follow.dispatcher import Dispatcher
 
 __all__ = ["serve"]
 

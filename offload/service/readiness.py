@@ -14,7 +14,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from offload.env import Env
+from offload.ground.env import Env
 from offload.service.health import Health
 
 __all__ = ["ReadinessLog"]

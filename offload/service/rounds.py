@@ -29,11 +29,11 @@ from typing import Any, Final
 from offload.contracts.events import DamageFound, Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body
-from offload.env import Env
-from offload.errors import Denied, NotFound, NotOffloaded, OffloadError
 from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import VerifyNotes
-from offload.native.own import native_or_none
+from offload.ground.env import Env
+from offload.ground.errors import Denied, NotFound, NotOffloaded, OffloadError
+from offload.native.layout_check import native_or_none
 from offload.service.config import RunConfig
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
@@ -62,7 +62,7 @@ class VerifyRounds:
     env: Env
     emit: Callable[[Event], None]
     identity: str | None = None
-    """What this process has in common with its earlier lives (`streams.instance`), if it has an identity."""
+    """What this process has in common with its earlier lives (`copy.instance`), if it has an identity."""
     last: UpkeepFinished | None = None
     is_running: bool = False
     _notes: VerifyNotes | None = None

@@ -34,8 +34,8 @@ from typing import Any, Final
 
 from offload.contracts.events import Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
-from offload.errors import OffloadError, StoreDenied
+from offload.ground.env import Env
+from offload.ground.errors import OffloadError, StoreDenied
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
 from offload.service.rounds import VerifyRounds

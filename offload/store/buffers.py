@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["POOLED_SIZE_BYTES_MIN", "BufferPool"]
 

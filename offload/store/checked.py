@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from offload.contracts.store import Buffer, ObjectStore, Span, Suffix
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.store.wrap import StoreDecorator
 
 T = TypeVar("T")

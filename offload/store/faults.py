@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, begin_upload
-from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
+from offload.ground.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 __all__ = ["MUTATIONS", "Call", "Fault", "FaultyStore", "Rule"]

@@ -29,8 +29,8 @@ from offload.contracts.store import (
     begin_upload,
     check_key,
 )
-from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.merge import merged
 from offload.store.wrap import StoreDecorator
 

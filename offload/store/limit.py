@@ -31,7 +31,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
+from offload.ground.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.rate import Rate
 from offload.store.turns import Turns
 from offload.store.wrap import StoreDecorator, UploadDecorator

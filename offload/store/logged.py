@@ -26,7 +26,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import AlreadyExists, NotFound
+from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import cast
 
 from offload.contracts.store import Listed
-from offload.tasks import run_each
+from offload.ground.tasks import run_each
 
 
 async def merged(listings: Sequence[AsyncIterator[Listed]]) -> AsyncGenerator[Listed, None]:

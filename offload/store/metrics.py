@@ -32,9 +32,9 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
+from offload.ground.tracing import is_tracing, span
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.tracing import is_tracing, span
 
 __all__ = ["MeteredStore", "note_first_byte", "note_shared_reply"]
 

@@ -26,7 +26,7 @@ from offload.contracts.store import (
     begin_upload,
     check_key,
 )
-from offload.errors import AlreadyExists, NotFound
+from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator
 
 __all__ = ["PrefixStore"]

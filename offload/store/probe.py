@@ -14,8 +14,8 @@ from typing import Final
 
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAgain
 from offload.store.checked import checked
 
 PROBE: Final = "tier.probe."

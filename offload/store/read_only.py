@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, ObjectStore, Unfinished, Upload
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.store.wrap import StoreDecorator
 
 __all__ = ["ReadOnlyStore"]

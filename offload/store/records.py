@@ -12,7 +12,7 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.records import Record, RecordService
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Corrupt, Misuse, NotFound
+from offload.ground.errors import AlreadyExists, Corrupt, Misuse, NotFound
 from offload.store.spans import clip
 
 __all__ = ["RecordStore"]

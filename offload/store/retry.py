@@ -46,7 +46,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
+from offload.ground.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 __all__ = ["RetryPolicy", "RetryingStore"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import ObjectStore
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.wrap import StoreDecorator
 
 __all__ = ["signed_reads"]

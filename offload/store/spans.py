@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offload.contracts.store import Span, Suffix
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 __all__ = ["clip"]
 

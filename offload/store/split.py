@@ -25,7 +25,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.merge import merged
 from offload.store.wrap import StoreDecorator
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from offload.contracts.events import Event
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore
-from offload.env import Env
+from offload.ground.env import Env
 from offload.store.limit import LimitedStore, RequestTurns
 from offload.store.logged import logged
 from offload.store.retry import RetryingStore, RetryPolicy

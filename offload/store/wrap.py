@@ -21,7 +21,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 __all__ = ["StoreDecorator", "UploadDecorator"]
 

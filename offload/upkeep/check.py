@@ -23,11 +23,11 @@ from typing import Any, Final, cast
 
 from offload.contracts.keys import KeyService
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix
-from offload.env import Env
-from offload.errors import AlreadyExists, AnchorLost, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, shows_a_tier
 from offload.formats.sealing import KEY_SIZE_BYTES
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, AnchorLost, NotFound, OffloadError
 from offload.model.labels import MasterKey
 from offload.native.anchors import read_anchor
 from offload.native.key_objects import try_master_key

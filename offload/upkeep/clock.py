@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from offload.env import Env
-from offload.errors import Denied
+from offload.ground.env import Env
+from offload.ground.errors import Denied
 
 __all__ = ["ClockGuard"]
 

@@ -5,7 +5,7 @@ A limit counts the parts as one history, the oldest part first:
     limit     removes
     age       fragments that are too old, up to the first one that is not, in all parts
     size      the oldest data, as long as the bytes of all parts exceed the limit
-    offset    all data before the place at which the offset attaches (`streams.joined`)
+    offset    all data before the place at which the offset attaches (`read.joined`)
 
 A part is trimmed to its end if all of its data goes. It stays on the tier, empty, because its number is never
 used again. By age and size, the last fragment of the newest part with data stays.
@@ -15,7 +15,7 @@ used again. By age and size, the last fragment of the newest part with data stay
     between two deletions        the older parts, as one stream          the next deletion
 
 A deletion ends with a fence that no new part passes (`refuse_new_parts`). A part is recorded before the part
-before it is fenced, and claimed after that (`streams.parts`). So a process that may still claim one has
+before it is fenced, and claimed after that (`copy.next_part`). So a process that may still claim one has
 recorded it already, and the look after the last tombstone finds it; or it is refused, because all parts
 before are tombstones (`close_before`). A part that was recorded and not claimed gets a tombstone too.
 
@@ -32,12 +32,12 @@ from dataclasses import replace
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
-from offload.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
+from offload.ground.env import Env
+from offload.ground.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart, part_like
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, TrimReport, delete_stream, first_ahead, plan_trim, trim
+from offload.write.writer import StreamWriter
 
 __all__ = [
     "copy_empty_first",

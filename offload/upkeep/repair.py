@@ -45,7 +45,11 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot, Source
 from offload.contracts.store import Buffer
-from offload.errors import (
+from offload.copy.history import check_chunk
+from offload.formats.chunk_check import check_source
+from offload.formats.fragment import FragmentTail
+from offload.formats.keys import StreamKeys, escape
+from offload.ground.errors import (
     Corrupt,
     Denied,
     Diverged,
@@ -55,9 +59,6 @@ from offload.errors import (
     OutcomeUnknown,
     StoreDenied,
 )
-from offload.formats.chunk_check import check_source
-from offload.formats.fragment import FragmentTail
-from offload.formats.keys import StreamKeys, escape
 from offload.model.attempt import Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
@@ -65,15 +66,14 @@ from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.native.fragment_reader import load_tail
 from offload.native.key_ring import unlocked
+from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
-from offload.streams.history import check_chunk
-from offload.streams.job import Job
 from offload.upkeep.copy.runs import snapshot_of
 from offload.upkeep.copy.transfer import read_back
 from offload.upkeep.parts import part_named
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
+from offload.write.job import Job
 
 __all__ = ["Compared", "Elsewhere", "RepairedFragment", "of_source", "of_tier", "repair_stream"]
 

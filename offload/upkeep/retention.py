@@ -32,8 +32,8 @@ import numpy.typing as npt
 
 from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
-from offload.errors import Absent, Conflict, Misuse, StreamDeleted, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Absent, Conflict, Misuse, StreamDeleted, TryAgain
 from offload.model.entry import NO_ENTRIES, TOTALS, Entries, Entry, exact_sum, joined_entries
 from offload.model.manifest import Manifest
 from offload.model.position import iso_of

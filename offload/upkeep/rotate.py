@@ -36,8 +36,10 @@ from uuid import UUID
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.keys import KeyService, check_label
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import KeyObject
+from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import (
     AlreadyExists,
     Conflict,
     Denied,
@@ -46,8 +48,6 @@ from offload.errors import (
     StoreDenied,
     StreamDeleted,
 )
-from offload.formats.anchor import KeyObject
-from offload.formats.keys import StreamKeys
 from offload.model.manifest import StreamState
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import (
@@ -58,9 +58,9 @@ from offload.native.key_objects import (
     sound_object,
     store_key,
 )
+from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
-from offload.streams.joined import with_parts
+from offload.read.joined import with_parts
 
 __all__ = ["Rotated", "rotate"]
 

@@ -43,8 +43,10 @@ from uuid import UUID
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore, Span
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import KeyObject
+from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import (
     Absent,
     BeingRebuilt,
     Conflict,
@@ -57,16 +59,14 @@ from offload.errors import (
     OffloadError,
     TryAgain,
 )
-from offload.formats.anchor import KeyObject
-from offload.formats.keys import StreamKeys
 from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import asking, decode_key_object, unwrap_key
+from offload.native.layout_check import native
 from offload.native.lost_roots import loss_shown_by_base
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
 from offload.upkeep.parts import refuse_new_parts, refuse_unseen
 from offload.upkeep.retention import delete_stream, load_unless_deleted
 

@@ -24,9 +24,9 @@ from aiobotocore.session import AioSession
 from botocore import xform_name
 from botocore.parsers import ResponseParserError
 
-from offload.env import Env
-from offload.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
-from offload.outside import number_outside
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
+from offload.ground.outside import number_outside
 from offload_keys.remote import (
     CERTIFICATE,
     DEADLINE_SECONDS,

@@ -29,8 +29,8 @@ from azure.keyvault.keys import KeyOperation
 from azure.keyvault.keys.aio import KeyClient
 from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
-from offload.env import Env
-from offload.errors import Denied, Misuse, NoSuchKey, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, Misuse, NoSuchKey, TryAgain
 from offload_keys.binding import KEY_SIZE_BYTES, SEALED_SIZE_BYTES, bound, opened, sealed
 from offload_keys.remote import (
     DEADLINE_SECONDS,

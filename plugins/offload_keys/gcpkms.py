@@ -28,9 +28,9 @@ from google.cloud.kms_v1.services.key_management_service.transports import (
     KeyManagementServiceGrpcAsyncIOTransport as Transport,
 )
 
-from offload.env import Env
-from offload.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Denied, Misuse, NoSuchKey, TryAgain
 from offload_keys.binding import bound
 from offload_keys.remote import (
     DEADLINE_SECONDS,

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.contracts.keys import KeyService, check_label
-from offload.errors import Denied, Misuse, NoSuchKey
+from offload.ground.errors import Denied, Misuse, NoSuchKey
 from offload_keys.binding import KEY_SIZE_BYTES, SEALED_SIZE_BYTES, bound, opened, sealed
 
 VERSION: Final = b"\x01"

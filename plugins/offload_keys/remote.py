@@ -21,10 +21,10 @@ from typing import ClassVar, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from offload.contracts.keys import KeyService, check_label
-from offload.env import Env
-from offload.errors import Denied, Misuse, NoSuchKey, OffloadError, Throttled, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, Misuse, NoSuchKey, OffloadError, Throttled, TryAgain
 from offload_keys.binding import KEY_SIZE_BYTES
-from offload_keys.hush import hushed
+from offload_keys.log_filter import hushed
 
 T = TypeVar("T")
 Meanings = Mapping[str, tuple[type[OffloadError], str]]

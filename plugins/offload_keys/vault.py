@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import aiohttp
 
-from offload.env import Env
-from offload.errors import Denied, Misuse, NoSuchKey
-from offload.outside import json_outside
+from offload.ground.env import Env
+from offload.ground.errors import Denied, Misuse, NoSuchKey
+from offload.ground.outside import json_outside
 from offload_keys.binding import bound
 from offload_keys.remote import (
     DEADLINE_SECONDS,

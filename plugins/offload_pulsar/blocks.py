@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, Misuse
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt, Misuse
 
 __all__ = [
     "ENTRY_HEADER_SIZE_BYTES",

@@ -26,10 +26,10 @@ from uuid import UUID
 
 from offload.contracts.entries import EntryLedger
 from offload.contracts.store import Body, ObjectStore, Span, begin_upload
-from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.entries.chunks import read_run
 from offload.formats.keys import TIER_ANCHOR
-from offload.streams.entry_chunks import read_run
-from offload.tasks import in_order
+from offload.ground.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.ground.tasks import in_order
 from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES, BlockCutter, CutBlock
 from offload_pulsar.index import HEAD_SIZE_BYTES, PulsarIndex
 from offload_pulsar.ledger import PulsarLedger, Walks

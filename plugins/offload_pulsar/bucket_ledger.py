@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.entries import EntryLedger, EntryRun
-from offload.errors import Corrupt, Diverged
+from offload.entries.chunks import read_run
 from offload.formats.entries import encode_run
-from offload.streams.entry_chunks import read_run
+from offload.ground.errors import Corrupt, Diverged
 from offload_pulsar.ledger import LedgerBlock, PulsarLedger
 from offload_pulsar.publish_time import publish_ms
 

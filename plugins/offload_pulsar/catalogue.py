@@ -27,13 +27,13 @@ from offload.contracts.catalogue import Catalogue, EntryView, StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.opening import OpeningContext
 from offload.contracts.store import Buffer
-from offload.errors import Absent, Corrupt, NotOffloaded, StreamDeleted
+from offload.entries.chunks import EntryHandle
+from offload.entries.offsets import ListedLedger, NumberedLedger
+from offload.ground.errors import Absent, Corrupt, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows, rows_of_entries
 from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree, no_groups
-from offload.streams.entry_chunks import EntryHandle
-from offload.streams.entry_offsets import ListedLedger, NumberedLedger
 from offload_pulsar.bucket_ledger import BucketLedger
 from offload_pulsar.names import PulsarKey
 from offload_pulsar.source import PREFIX, PulsarSource

@@ -22,7 +22,7 @@ from offload.cli.kit.output import (
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import DamageFound
-from offload.errors import NotOffloaded, OffloadError
+from offload.ground.errors import NotOffloaded, OffloadError
 from offload_pulsar.bucket import PulsarBucket
 from offload_pulsar.bucket_argument import AsJson, Bucket, opened
 from offload_pulsar.export_command import export

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 from offload.contracts.decoder import Decoded, Decoder
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.messages import EntryMessage, PulsarEntry
 

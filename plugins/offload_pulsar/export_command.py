@@ -18,7 +18,7 @@ from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_pulsar.bucket import PulsarBucket
 from offload_pulsar.bucket_argument import AsJson, Bucket, opened, plain_url
 from offload_pulsar.exporting import (

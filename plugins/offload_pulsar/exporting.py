@@ -24,9 +24,9 @@ import numpy as np
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.entries import EntryLedger, EntryRun
-from offload.env import Env
-from offload.errors import Corrupt, Misuse
-from offload.streams.reader import Messages, StreamReader
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse
+from offload.read.reader import Messages, StreamReader
 from offload_pulsar.bucket import RUN_SIZE_BYTES, PulsarBucket
 from offload_pulsar.bucket_ledger import differing_entries
 from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadContext

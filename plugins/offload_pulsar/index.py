@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt
 from offload.formats.layout import layout
+from offload.ground.errors import Corrupt
 from offload_pulsar.blocks import ENTRY_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES
 from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from offload.contracts.entries import EntryLedger, EntryRun
 from offload.contracts.store import Buffer, ObjectStore, Span
-from offload.errors import Corrupt, Misuse, NotFound
+from offload.ground.errors import Corrupt, Misuse, NotFound
 from offload_pulsar.blocks import (
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE_BYTES,

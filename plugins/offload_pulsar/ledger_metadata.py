@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import Any, Final
 from uuid import UUID
 
-from offload.errors import Corrupt, Misuse
-from offload.extras import missing_text
-from offload.outside import json_outside
+from offload.ground.errors import Corrupt, Misuse
+from offload.ground.extras import missing_text
+from offload.ground.outside import json_outside
 
 __all__ = [
     "LedgerInfo",

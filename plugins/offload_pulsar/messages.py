@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload_pulsar.ledger_metadata import MESSAGE_SIZE_BYTES_MAX, parsed_message
 from offload_pulsar.payloads import CompressionName, plain_payload
 

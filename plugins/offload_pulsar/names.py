@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 
 __all__ = ["BrokerNames", "PulsarKey", "check_version", "lowered"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, UnsupportedFormat
+from offload.ground.errors import Corrupt, UnsupportedFormat
 
 __all__ = ["CompressionName", "plain_payload"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload_pulsar.messages import CHECKSUM_OF_ENTRY, PulsarEntry
 
 __all__ = ["publish_ms"]

@@ -33,12 +33,12 @@ from offload.contracts.entries import EntryLedger
 from offload.contracts.opening import OpeningContext
 from offload.contracts.source import Source, SourceStream
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Corrupt, Misuse, NotOffloaded, TryAgain
+from offload.entries.ledger import EntryLedgerStream
 from offload.formats.keys import is_name
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded, TryAgain
+from offload.ground.tasks import in_order, one_by_one
 from offload.store.read_only import ReadOnlyStore
-from offload.streams.entry_ledger import EntryLedgerStream
-from offload.tasks import in_order, one_by_one
 from offload_pulsar.bucket import FoundAttempt, PulsarBucket
 from offload_pulsar.bucket_ledger import BucketLedger
 from offload_pulsar.ledger import PulsarLedger

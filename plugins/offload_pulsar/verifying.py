@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from offload.contracts.store import Buffer, ObjectStore, Span
-from offload.errors import Corrupt, NotFound, NotOffloaded
+from offload.ground.errors import Corrupt, NotFound, NotOffloaded
 from offload_pulsar.blocks import (
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE_BYTES,

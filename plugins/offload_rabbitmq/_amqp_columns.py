@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.decoder import Decoded
-from offload.errors import Corrupt
 from offload.formats.pieces import RowBuilder, RowPiece, ValuePool, column_of
 from offload.formats.texts import broken_rows, json_strings
+from offload.ground.errors import Corrupt
 from offload.model.record_columns import ByteColumn, Bytes, HeaderColumn, Integers, RecordBytes
 from offload.model.value_text import value_text
 from offload_rabbitmq._amqp_json import to_jsonable

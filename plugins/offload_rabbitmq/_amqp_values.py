@@ -33,7 +33,7 @@ from decimal import Decimal
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 
 DEPTH_MAX: Final = 32
 

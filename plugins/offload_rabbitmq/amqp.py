@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload_rabbitmq._amqp_json import to_jsonable
 from offload_rabbitmq._amqp_values import Described, Symbol, Timestamp, ValueReader
 

@@ -31,8 +31,8 @@ from rstream.client import Client
 from rstream.constants import OffsetType
 
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
-from offload.env import Env
-from offload.errors import Misuse, NotOffloaded, OffloadError, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Misuse, NotOffloaded, OffloadError, TryAgain
 from offload_rabbitmq.connection import BrokerEndpoint, KeptConnection
 
 SCHEMES: Final = ("rabbitmq-stream", "rabbitmq-stream+tls")

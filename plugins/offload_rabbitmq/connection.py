@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 from rstream import exceptions, schema
 from rstream.client import Client
 
-from offload.env import Env
-from offload.errors import Denied, NotOffloaded, OffloadError, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, NotOffloaded, OffloadError, TryAgain
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 2.0

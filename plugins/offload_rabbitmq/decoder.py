@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from offload.contracts.decoder import Decoded, Decoder
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 from offload_rabbitmq._amqp_columns import AmqpColumns
 from offload_rabbitmq._amqp_templates import ROUTING_KEY, as_bytes

@@ -26,8 +26,9 @@ from typing import Any, Final
 
 from offload.contracts.store import Buffer
 from offload.contracts.target import ChunkTarget, RestoreOrigin, Tell
-from offload.errors import Conflict, Diverged, Misuse, NotOffloaded
 from offload.formats.segment import INDEX_HEADER, SEGMENT_HEADER
+from offload.ground.errors import Conflict, Diverged, Misuse, NotOffloaded
+from offload.ground.outside import Unreadable, json_outside, number_outside, read_outside
 from offload.local.files import explained, shown_path
 from offload.local.pair import Pair, parse_name
 from offload.local.segment_writer import (
@@ -37,7 +38,6 @@ from offload.local.segment_writer import (
     sync_folder,
 )
 from offload.model.chunk_table import ChunkTable
-from offload.outside import Unreadable, json_outside, number_outside, read_outside
 
 SCHEME: Final = "rabbitmq://"
 STAGING: Final = ".offload-restore"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.contracts.source import Snapshot, Source, SourceStream
-from offload.errors import Denied, Misuse, NotOffloaded
+from offload.ground.errors import Denied, Misuse, NotOffloaded
 from offload.local.files import explained, shown_path
 from offload.local.pair import parse_name
 from offload.local.snapshot import FolderMark, folder_mark, folder_snapshot

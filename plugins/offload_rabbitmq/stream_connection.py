@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, Self
 
-from offload.env import Env
-from offload.errors import Denied, OffloadError, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, OffloadError, TryAgain
 from offload_rabbitmq.stream_frames import (
     OK,
     RESPONSE,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, OffloadError, TryAgain
+from offload.ground.errors import Corrupt, Denied, Misuse, NotOffloaded, OffloadError, TryAgain
 
 RESPONSE: Final = 0x8000
 SIZE: Final = struct.Struct(">I")

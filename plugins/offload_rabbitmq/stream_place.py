@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 PLAIN_SCHEME: Final = "rabbitmq-stream"
 TLS_SCHEME: Final = "rabbitmq-stream+tls"

@@ -19,12 +19,12 @@ from typing import Final
 from urllib.parse import quote
 
 from offload.contracts.target import MessageTarget, RestoreOrigin, TargetMessages, Tell
-from offload.env import Env
-from offload.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.entries import messages
-from offload.outside import number_outside
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.ground.outside import number_outside
 from offload_rabbitmq.stream_connection import StreamConnection
 from offload_rabbitmq.stream_frames import (
     MESSAGE_HEAD_SIZE_BYTES,

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.tokens import token_for
 from offload_spark.options import WriteOptions
 from offload_spark.writing import find_write

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 )
 
 from offload.contracts.decoder import Decoder
-from offload.errors import Misuse
-from offload.plugins import Plugins
-from offload_spark.nearest import nearest
+from offload.ground.errors import Misuse
+from offload.opening.plugins import Plugins
 from offload_spark.options import ReadOptions
+from offload_spark.suggestions import nearest
 
 PLAIN: Final[dict[str, DataType]] = {
     "stream": StringType(),

@@ -16,7 +16,7 @@ from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext
 from offload.cli.kit.terminal import live_line
 from offload.contracts.events import DamageFound
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.upkeep.verify.report import VerifyReport
 from offload_spark.compacting import compact
 from offload_spark.copying import copy

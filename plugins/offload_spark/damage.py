@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from offload.contracts.catalogue import StreamView
-from offload.errors import AnchorLost, Corrupt, OffloadError, RootsLost
+from offload.ground.errors import AnchorLost, Corrupt, OffloadError, RootsLost
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.part import StreamPart

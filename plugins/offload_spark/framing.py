@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from offload.errors import Misuse
 from offload.formats.chunk_writer import seal_chunk
+from offload.ground.errors import Misuse
 
 CHUNK_RECORDS_MAX: Final = 4096
 CHUNK_SIZE_BYTES_MAX: Final = 1024 * 1024

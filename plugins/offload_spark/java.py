@@ -17,8 +17,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Misuse
-from offload.extras import install_command
+from offload.ground.errors import Misuse
+from offload.ground.extras import install_command
 
 LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 

@@ -25,17 +25,17 @@ from urllib.parse import unquote
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from offload.blocking import Blocking
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.opening import RequestLimits
 from offload.contracts.signing import SignedReads
-from offload.errors import Misuse
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Misuse
 from offload.model.entry import Entry, entries_of_rows
 from offload.native.offloader import ObjectStoreOffloader
-from offload.plugins import Plugins
+from offload.opening.blocking import Blocking
+from offload.opening.plugins import Plugins
+from offload.read.tables import count_messages
 from offload.store.signing import signed_reads
-from offload.streams.tables import count_messages
 from offload_spark.bounds import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, ScanBounds
 from offload_spark.columns import Columns
 from offload_spark.options import ReadOptions

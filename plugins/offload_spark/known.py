@@ -23,11 +23,11 @@ from math import inf
 from typing import Final
 
 from offload.contracts.catalogue import Catalogue, StreamView
-from offload.env import Env
-from offload.errors import BeingRebuilt, NotOffloaded, StreamDeleted
+from offload.ground.env import Env
+from offload.ground.errors import BeingRebuilt, NotOffloaded, StreamDeleted
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
-from offload.streams.joined import grouped, live_parts
+from offload.read.joined import grouped, live_parts
 from offload_spark.options import ReadOptions
 from offload_spark.planning import ChosenStream, each_of, raise_with_nearest, stream_of
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offload.blocking import Blocking
+from offload.ground.urls import refuse_login
 from offload.model.compression import Compression
 from offload.model.labels import MasterKey
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
-from offload.urls import refuse_login
+from offload.opening.blocking import Blocking
 
 KEYS_VARIABLE: Final = "OFFLOAD_KEYS"
 

@@ -14,12 +14,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
+from offload.ground.outside import json_outside
+from offload.ground.urls import scheme_of
 from offload.model.compression import Compression
-from offload.outside import json_outside
-from offload.urls import scheme_of
-from offload_spark.nearest import listed, nearest
 from offload_spark.opening import TierAddress
+from offload_spark.suggestions import listed, nearest
 
 T = TypeVar("T")
 N = TypeVar("N", int, None)

@@ -1,6 +1,6 @@
 """The range of a read, and its partitions for Spark's tasks. Runs on the driver, without Spark.
 
-A stream that goes on in further parts is read with them (`streams.joined`). An offset or time of the options
+A stream that goes on in further parts is read with them (`read.joined`). An offset or time of the options
 attaches as in every other reader. Each of these parts is planned by itself. In the rest of this module, a
 part is a piece of work:
 
@@ -24,18 +24,18 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 
 from offload.contracts.catalogue import Catalogue, StreamView
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
+from offload.ground.tasks import in_order, one_by_one
 from offload.model.entry import Entries, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
 from offload.model.position import AtTime, PartOffset
-from offload.streams.joined import grouped, live_parts, place_of
-from offload.streams.reader import StreamReader
-from offload.tasks import in_order, one_by_one
+from offload.read.joined import grouped, live_parts, place_of
+from offload.read.reader import StreamReader
 from offload_spark.bounds import ScanBounds
-from offload_spark.nearest import nearest
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
+from offload_spark.suggestions import nearest
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offload.cli.kit.state import CommandContext
-from offload.errors import Misuse
-from offload.extras import missing_text
+from offload.ground.errors import Misuse
+from offload.ground.extras import missing_text
 from offload_spark.opening import KEYS_VARIABLE
 
 if TYPE_CHECKING:

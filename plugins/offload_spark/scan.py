@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from offload.arrow.batches import BatchMaker
 from offload.arrow.columns import OF_TABLE
-from offload.blocking import Blocking
 from offload.contracts.events import DamageFound, Event, Skipped
-from offload.errors import Corrupt, NotOffloaded
 from offload.formats.records import RecordRun, record_runs, runs_of_table
+from offload.ground.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import ChunkTable
-from offload.streams.reader import StreamReader
-from offload.streams.tables import chunk_tables
+from offload.opening.blocking import Blocking
+from offload.read.reader import StreamReader
+from offload.read.tables import chunk_tables
 from offload_spark.damage import DamagedRange, damaged_range
 from offload_spark.options import OnDamage
 from offload_spark.planning import PlannedPart

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_spark.java import prepare
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from pyspark.sql.types import (
 )
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
-from offload.errors import Misuse
+from offload.ground.env import Env
+from offload.ground.errors import Misuse
 from offload_spark.options import WriteOptions
 from offload_spark.writing import Ticket, WrittenPart, begin, commit, give_up, withdraw, write_part
 

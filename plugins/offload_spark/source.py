@@ -32,9 +32,9 @@ from pyspark.sql.types import StructType
 
 from offload.arrow.batches import BatchMaker
 from offload.arrow.columns import OF_TABLE
-from offload.blocking import Blocking
-from offload.errors import Misuse
-from offload.plugins import Plugins
+from offload.ground.errors import Misuse
+from offload.opening.blocking import Blocking
+from offload.opening.plugins import Plugins
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.damage import table_of

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Corrupt
 from offload.formats.chunk import scan
+from offload.ground.errors import Corrupt
 from offload.model.chunk_table import ChunkTable
 
 WHERE: Final = "rows of a task"

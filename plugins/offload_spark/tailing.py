@@ -19,12 +19,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from offload.contracts.catalogue import Catalogue
-from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
+from offload.ground.errors import Misuse, NotOffloaded, UnsupportedFormat
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
 from offload.model.position import PartOffset
-from offload.streams.reader import StreamReader
+from offload.read.reader import StreamReader
 from offload_spark.bounds import ScanBounds
 from offload_spark.known import KnownStreams
 from offload_spark.options import ReadOptions

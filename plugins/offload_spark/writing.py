@@ -23,16 +23,16 @@ import pyarrow as pa
 
 from offload.commit.guest import Delete
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
 from offload.model.attempt import Receipt
 from offload.model.entry import Entry, EntryKind, entries_of_rows
 from offload.model.manifest import Manifest
 from offload.model.tokens import token_for, token_of
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
-from offload_spark.spares import Spares, own_attempt
+from offload_spark.spare_attempts import Spares, own_attempt
 from offload_spark.spool import Spool
 
 

@@ -11,7 +11,7 @@ from offload_azure.options import AzureOptions
 from offload_azure.store import AzureStore
 
 from offload.contracts.signing import SignedReads
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 KEYED = {"account_name": "account", "account_key": "a2V5"}
 

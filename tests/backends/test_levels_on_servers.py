@@ -10,7 +10,7 @@ from servers import Running, servers
 from servers.proxy import Proxy, proxied
 
 from offload import Body, Plugins
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 FOLDERS = [f"{number:02}/" for number in range(30)]
 BELOW = {"s3": 40, "gcs": 40, "azure": 2}

@@ -16,7 +16,7 @@ from offload_pulsar import PulsarCatalogue
 from offload import Catalogue, CommittedStream, Entry
 from offload.contracts.catalogue import EntryView
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Corrupt, NotOffloaded
+from offload.ground.errors import Absent, Corrupt, NotOffloaded
 from offload.model.entry import entries_of_rows
 from offload.model.excerpt import of_fragments
 from offload.store.memory import MemoryStore

@@ -11,7 +11,7 @@ from offload_conformance import ledger_of
 from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking
-from offload.streams.job import Job
+from offload.write.job import Job
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from offload.cli.kit.advising import Advice
 from offload.cli.kit.log_lines import log_event
 from offload.cli.run import advice_of
 from offload.contracts.events import StreamPaused
-from offload.errors import (
+from offload.follow.rules import FollowState
+from offload.ground.errors import (
     Absent,
     Corrupt,
     Denied,
@@ -35,7 +36,6 @@ from offload.errors import (
 )
 from offload.service.config import RunConfig
 from offload.service.health import Health
-from offload.streams.follow_rules import FollowState
 
 STREAM = "__orders_1795918496456860468"
 LOST = RootsLost("a fragment is there", "x", stream=STREAM, tier="s3://b/t", expected=3, found=None)

@@ -33,7 +33,6 @@ from command_line import (
 from osiris_data import DATA
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
-from offload.errors import OffloadError
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.fragment import DESCRIPTION, FragmentTail
@@ -41,6 +40,7 @@ from offload.formats.fragment_trailer import FRAGMENT_FORMAT_VERSION, HEADER, TR
 from offload.formats.keys import escape
 from offload.formats.root import ROOT_FORMAT_VERSION, ROOT_HEADER
 from offload.formats.sections import SECTION
+from offload.ground.errors import OffloadError
 from offload.model.compression import BlockCodec
 
 
@@ -706,7 +706,7 @@ class TestDebug:
 
         assert ran.code == 1
         assert "Traceback (most recent call last)" in ran.stderr
-        assert "offload.errors.NotOffloaded" in ran.stderr
+        assert "offload.ground.errors.NotOffloaded" in ran.stderr
 
     def test_debug_shows_each_request_and_each_decision(self, tmp_path: Path) -> None:
         ran = finish(start("--debug", "sync", f"rabbitmq://{DATA / 'tiny'}", tmp_path / "tier", "--json"))

@@ -14,8 +14,8 @@ from command_line import Ran, offload
 from osiris_data import DATA, body_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
-from offload.errors import Conflict
-from offload.streams.job import Job
+from offload.ground.errors import Conflict
+from offload.write.job import Job
 
 LABEL = "tier-2026"
 MASTER = "bW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW0="

@@ -14,7 +14,7 @@ from command_line import offload
 
 from offload.cli.app import build
 from offload.cli.commands import BUILT_IN
-from offload.plugins import Plugins
+from offload.opening.plugins import Plugins
 
 SPARK = [("spark", job) for job in ("backfill", "copy", "verify", "compact", "rebuild", "export")]
 COMMANDS = [(), ("spark",), *((name,) for name in (*BUILT_IN, "conformance", "new-backend")), *SPARK]

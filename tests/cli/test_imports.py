@@ -95,7 +95,7 @@ def test_numpy_starts_no_threads_and_the_environment_is_unchanged() -> None:
     script = """
 import json, os, sys
 from offload.cli.app import build
-from offload.plugins import Plugins
+from offload.opening.plugins import Plugins
 build(Plugins(), "ls")
 assert "numpy" in sys.modules
 print(json.dumps([len(os.listdir("/proc/self/task")), {**os.environ}]), file=sys.stderr)

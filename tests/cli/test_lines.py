@@ -20,7 +20,7 @@ from offload.formats.records import RecordRun
 from offload.model.position import iso_of
 from offload.model.record_columns import RecordBytes
 from offload.model.value_text import value_text
-from offload.streams.batches import PartRun
+from offload.read.batches import PartRun
 
 
 def run_of(bodies: Sequence[bytes], *, offset: int = 0, timestamp_ms: int = 0) -> RecordRun:

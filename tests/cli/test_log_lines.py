@@ -10,7 +10,7 @@ import pytest
 
 from offload.cli.kit.log_lines import EventFormatter, log_event, log_events
 from offload.contracts.events import Skipped, StreamPaused, Waiting
-from offload.errors import Denied
+from offload.ground.errors import Denied
 
 HOSTILE = 'or"ders\n\x1b[2J\u202e\u2028 x=1'
 
@@ -42,7 +42,7 @@ def test_an_event_is_one_line_of_text(caplog: pytest.LogCaptureFixture) -> None:
 def test_libraries_log_only_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their debug logs hold signatures of requests."""
     root, ours = logging.getLogger(), logging.getLogger("offload")
-    for each in (root, ours, logging.getLogger("offload.session")):
+    for each in (root, ours, logging.getLogger("offload.opening.session")):
         monkeypatch.setattr(each, "level", each.level)
     monkeypatch.setattr(root, "handlers", [])
 

@@ -21,8 +21,8 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 from servers import Running, servers_at_risk
 
 from offload.formats.keys import StreamKeys
-from offload.opening import open_store
-from offload.plugins import Plugins
+from offload.opening.by_url import open_store
+from offload.opening.plugins import Plugins
 
 LOST, SOUND = StreamKeys("orders"), StreamKeys("bills")
 ROUNDS: Final = 10

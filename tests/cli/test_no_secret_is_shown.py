@@ -38,9 +38,9 @@ from offload import (
     TierOptions,
     TryAgain,
 )
+from offload.copy.sync import sync
 from offload.formats.chunk_writer import build_chunk
 from offload.native.key_ring import KeyRing
-from offload.streams.sync import sync
 from offload.upkeep.verify.tier import verify
 
 MASTER: Final = hashlib.sha256(b"master").digest()
@@ -195,7 +195,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         (tmp_path / folder / "main").write_bytes(base64.b64encode(key))
     write_stream(tmp_path / "orders", CHUNKS)
     found = World(tmp_path, Secrets())
-    monkeypatch.setattr("offload.session.KeyRing", partial(KeyRing, token=found.secrets.token))
+    monkeypatch.setattr("offload.opening.session.KeyRing", partial(KeyRing, token=found.secrets.token))
     return found
 
 

@@ -27,7 +27,7 @@ from offload.cli.kit.output import counted, one_line, print_json
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.state import run_async
 from offload.model.position import Position
-from offload.streams.reader import Messages, StreamReader
+from offload.read.reader import Messages, StreamReader
 
 ESCAPE = b"\x1b"
 

@@ -23,9 +23,9 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 from offload.cli.questions import Incident
 from offload.cli.run_check import NO_PRICES, cost_as_json, cost_text
 from offload.contracts.source import SourceStream
-from offload.errors import Denied, TryAgain
-from offload.service.asking import AskedProcess
+from offload.ground.errors import Denied, TryAgain
 from offload.service.assembly import OpenedService
+from offload.service.client import AskedProcess
 from offload.service.config import RunConfig
 from offload.service.costs import cost_of
 from offload.service.preview import StreamPreview
@@ -226,7 +226,7 @@ def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path
 def test_a_process_that_does_not_say_its_status_is_not_taken_for_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr("offload.service.asking.PATIENCE_SECONDS", 60.0 if reply else 0.2)
+    monkeypatch.setattr("offload.service.client.PATIENCE_SECONDS", 60.0 if reply else 0.2)
     with answering(reply) as port:
         ran = of_config(tmp_path, port)
 

@@ -20,7 +20,7 @@ from osiris_writer import simple_chunks, write_stream
 
 from offload.cli.app import run
 from offload.cli.kit.ending import Interrupted
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.upkeep.verify.stream import StreamJudge
 
 DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "not_opened", "judged_to", "damages"]

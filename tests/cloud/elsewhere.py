@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload import ObjectStore, Plugins
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 
 @dataclass

@@ -10,7 +10,7 @@ from offload_conformance.contender import ContenderTask, job_of
 from servers import Place, Running
 
 from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader, Plugins
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 from offload.store.retry import RetryingStore
 
 PLUGINS = Plugins.find()

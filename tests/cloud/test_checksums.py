@@ -21,7 +21,7 @@ from wire import Answer, wire
 
 from offload import Body, NotFound, ObjectStore, Plugins, TryAgain
 from offload.formats.checksums import crc32c
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 T = TypeVar("T")
 KEEPING = [pytest.param("minio", id="minio"), *servers_of("gcs")]

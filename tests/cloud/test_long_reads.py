@@ -16,7 +16,7 @@ from offload_cloud import long_reads
 from offload_cloud.long_reads import LongReads, RangeReply
 
 from offload.contracts.store import Buffer, Span, Suffix
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.store.buffers import BufferPool
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore

@@ -23,7 +23,7 @@ from offload_s3 import S3Options
 from offload_s3.plugin import OPTIONS as S3_OPTIONS
 
 from offload import Misuse, ObjectStore, Plugins
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 Options = type[S3Options] | type[GcsOptions] | type[AzureOptions]
 Wrong = tuple[dict[str, Any], str]

@@ -20,7 +20,7 @@ from cloud.clients import EACH_CLIENT
 from offload_cloud import slow
 
 from offload import Body, Denied, ObjectStore, OutcomeUnknown, Span, TryAgain
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 STALL_SECONDS: Final = 0.2
 LARGE: Final = bytes(16 * 2**20)

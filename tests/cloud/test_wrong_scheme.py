@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offload import Body, ObjectStore, OffloadError, Plugins, StoreDenied, TryAgain
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 S3 = {"region": "us-east-1", "key": "AKEY", "secret": "secret"}

@@ -22,12 +22,12 @@ from offload_conformance.report import SCHEMA
 
 from offload.cli.kit.ending import Interrupted
 from offload.contracts.store import ObjectStore, Upload
-from offload.extras import missing_text
+from offload.ground.extras import missing_text
 
 MEMORY = """
     import signal
     from dataclasses import replace
-    from offload.errors import AlreadyExists, Denied, Misuse, NotFound
+    from offload.ground.errors import AlreadyExists, Denied, Misuse, NotFound
     from offload.contracts.capabilities import Capabilities
     from offload.store.memory import MemoryStore
     from offload.contracts.store import Span

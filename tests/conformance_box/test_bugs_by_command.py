@@ -65,7 +65,7 @@ def cases(bugs: Iterable[Bug], kept: Sequence[str]) -> list[Any]:
 OFFLOADER = """
     from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
     from contract.protocol_bugs import PROTOCOL_BUGS
-    from offload.env import Env
+    from offload.ground.env import Env
     from offload.store.memory import MemoryStore
     from offload.store.prefix import PrefixStore
     from offload.native.offloader import ObjectStoreOffloader, TierOptions

@@ -25,7 +25,7 @@ from offload_conformance.declared import (
 from offload_conformance.probes import PROBES
 from offload_conformance.report import SCHEMA
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
 
 FITS = {
@@ -118,7 +118,7 @@ def capabilities(self):
     return Capabilities(atomic_create=True, strong_listing=True, multipart=False, durable=False)
 
 async def start_upload(self, key):
-    from offload.errors import Misuse
+    from offload.ground.errors import Misuse
     raise Misuse('not yet')
 """
 

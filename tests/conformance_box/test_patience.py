@@ -12,12 +12,12 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore, Upload
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.model.manifest import Manifest
 from offload.native.offloader import ObjectStoreOffloader
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 
 @pytest.mark.parametrize(

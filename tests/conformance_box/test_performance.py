@@ -18,7 +18,7 @@ from simulation.loop import DirectedLoop
 from offload.cli.kit.ending import Interrupted
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload
-from offload.errors import Denied
+from offload.ground.errors import Denied
 from offload.store.memory import MemoryStore
 from offload.store.wrap import UploadDecorator
 
@@ -256,7 +256,7 @@ def test_declared_limits_of_a_store_are_kept() -> None:
 
 BACKEND = """
     import signal
-    from offload.errors import Denied
+    from offload.ground.errors import Denied
     from offload.store.memory import MemoryStore
 
     OBJECTS = {}

@@ -18,8 +18,8 @@ from offload_conformance.store.reads import StoreReadClauses
 
 from offload import Backend
 from offload.contracts.plugin import CONTRACT
-from offload.errors import Misuse
-from offload.loops import loops_in_use
+from offload.ground.errors import Misuse
+from offload.ground.loops import loops_in_use
 
 LOOPS = f"note: loops over records: {loops_in_use()}\n"
 """The note of `offload plugins` that is not about the contract."""

@@ -13,8 +13,8 @@ from contract.bugs import Bug, breaks
 
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload
-from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.memory import MemoryStore
 from offload.store.wrap import UploadDecorator
 

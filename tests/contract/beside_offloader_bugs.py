@@ -11,8 +11,8 @@ from contract.bugs import Bug, breaks
 from contract.offloader_bugs import _Around
 
 from offload.contracts.ledger import ReadHandle
-from offload.errors import TryAgain
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest

@@ -17,8 +17,8 @@ from contract.bugs import Bug, breaks
 from contract.part_bugs import Collected
 
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, TryAgain
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload.store.wrap import UploadDecorator

@@ -12,7 +12,7 @@ from offload_conformance.declared import NOT_YET, SUPPORTED, UNSUPPORTED, Declar
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, Upload, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
 
 CAPABILITY_BUGS: Final[list[Bug]] = []

@@ -15,7 +15,7 @@ from contract.bugs import Bug, breaks
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import Misuse, TryAgain
+from offload.ground.errors import Misuse, TryAgain
 from offload.store.memory import MemoryStore, _MemoryUpload
 from offload.store.wrap import UploadDecorator
 

@@ -10,8 +10,8 @@ from typing import Final
 from contract.bugs import Bug, breaks
 
 from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload.store.wrap import UploadDecorator

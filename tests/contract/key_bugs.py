@@ -11,7 +11,7 @@ from contract.bugs import Bug, breaks
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Span, Suffix, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
 
 KEY_BUGS: Final[list[Bug]] = []

@@ -17,8 +17,8 @@ from contract.bugs import Bug, breaks
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, TryAgain
 from offload.store.memory import MemoryStore, _Described, _MemoryUpload
 from offload.store.spans import clip
 from offload.store.wrap import UploadDecorator

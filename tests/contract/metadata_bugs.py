@@ -12,7 +12,7 @@ from contract.bugs import Bug, breaks
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, metadata_size
 from offload.contracts.store import Body, Upload, check_key
-from offload.errors import Misuse, NotFound
+from offload.ground.errors import Misuse, NotFound
 from offload.store.memory import MemoryStore
 
 METADATA_BUGS: Final[list[Bug]] = []

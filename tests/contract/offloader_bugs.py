@@ -26,7 +26,11 @@ from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body, ObjectStore, Span, Suffix
-from offload.errors import (
+from offload.formats.chunk import ChunkHeader, scan
+from offload.formats.chunk_check import check_source
+from offload.formats.fragment_trailer import HEADER
+from offload.formats.keys import StreamKeys
+from offload.ground.errors import (
     AlreadyExists,
     Conflict,
     Corrupt,
@@ -37,10 +41,6 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.chunk import ChunkHeader, scan
-from offload.formats.chunk_check import check_source
-from offload.formats.fragment_trailer import HEADER
-from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry, entries_of_rows
@@ -48,9 +48,9 @@ from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Runni
 from offload.model.tree import Tree
 from offload.native.fragment_reader import FragmentHandle, open_entries
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.read.handles import CutHandle
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
-from offload.streams.handles import CutHandle
 
 OFFLOADER_BUGS: Final[list[Bug]] = []
 

@@ -8,7 +8,7 @@ from typing import Final
 from contract.bugs import Bug, breaks
 
 from offload.contracts.store import Body, Upload, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
 from offload.store.wrap import UploadDecorator
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from contract.bugs import Bug, breaks
 
-from offload.errors import Conflict, NotOffloaded
+from offload.ground.errors import Conflict, NotOffloaded
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart, part_like
 from offload.native.offloader import ObjectStoreOffloader

@@ -11,7 +11,7 @@ from contract.bugs import Bug, breaks
 from offload_posix import PosixStore
 
 from offload.contracts.store import Body, check_key
-from offload.errors import AlreadyExists
+from offload.ground.errors import AlreadyExists
 
 PROCESS_BUGS: Final[list[Bug]] = []
 

@@ -25,10 +25,10 @@ from offload.contracts.change import Change
 from offload.contracts.events import Event, FragmentUploaded
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Body, ObjectStore, Span, Suffix
-from offload.env import Env
-from offload.errors import AlreadyExists, Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest

@@ -17,7 +17,7 @@ from offload.commit.guest import Abort
 from offload.commit.rebuild import Fence
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Corrupt, OffloadError, TryAgain
+from offload.ground.errors import Corrupt, OffloadError, TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entries, Entry

@@ -21,8 +21,8 @@ from contract.bugs import Bug, breaks
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Conflict, Denied, Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Conflict, Denied, Misuse, NotFound, TryAgain
 from offload.store.memory import MemoryStore
 from offload.store.wrap import UploadDecorator
 

@@ -30,10 +30,10 @@ from offload import (
     StreamWriter,
     build_chunk,
 )
-from offload.blocking import _Call
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Span, Suffix
 from offload.native.offloader import ObjectStoreOffloader
+from offload.opening.blocking import _Call
 from offload.store.memory import MemoryStore
 
 HANGS_SECONDS = 60

@@ -38,12 +38,12 @@ from offload_posix import PosixStore
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import Committer, LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import OffloadError
+from offload.ground.env import Env
+from offload.ground.errors import OffloadError
 from offload.model.compression import Compression
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 DOCS = Path(__file__).parents[2] / "docs"
 

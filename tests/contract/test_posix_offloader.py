@@ -9,8 +9,8 @@ from campaign import few, some
 from offload_conformance import OffloaderConformance
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.opening import open_tier
-from offload.plugins import Plugins
+from offload.opening.by_url import open_tier
+from offload.opening.plugins import Plugins
 
 PLUGINS = Plugins.find()
 

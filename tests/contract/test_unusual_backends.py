@@ -20,11 +20,11 @@ from offload_conformance import OffloaderConformance, ProtocolConformance, Store
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.errors import Denied
+from offload.ground.errors import Denied
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 MORE = campaign("more unusual backends, with all clauses")
 

@@ -20,8 +20,8 @@ from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, Misuse
 from offload.formats.chunk_check import check_source
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, cut
 from offload.model.entry import Entry

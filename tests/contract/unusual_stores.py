@@ -21,7 +21,7 @@ from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import Misuse, Throttled, TryAgain
+from offload.ground.errors import Misuse, Throttled, TryAgain
 from offload.model.attempt import Attempt, Leftover
 from offload.model.manifest import Manifest
 from offload.native.offloader import ObjectStoreOffloader

@@ -16,13 +16,13 @@ from growing_source import GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader
 from offload.cli.run_check import cost_text
+from offload.copy.sync import sync
+from offload.follow.follower import Follower
 from offload.model.prices import GIB, PRICES
 from offload.service.config import RunConfig
 from offload.service.costs import MONTH_SECONDS, ROOT_LIFE_SWEEPS, MonthlyCost, cost_of
 from offload.service.preview import Growth, StreamPreview
 from offload.store.faults import FaultyStore
-from offload.streams.follower import Follower
-from offload.streams.sync import sync
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.sweep.tier import sweep
 from offload.upkeep.verify.report import VerifyLevel

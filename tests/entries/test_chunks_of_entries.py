@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from offload import Misuse, ObjectStoreOffloader, build_chunk, open_tier
 from offload.contracts.entries import EntryRun
+from offload.entries.chunks import CHUNK_DATA_SIZE_BYTES, CHUNK_ENTRIES_MAX, Cuts, EntryHandle
 from offload.formats.entries import encode_entries, encode_run
 from offload.model.chunk_table import ChunkTable
 from offload.store.memory import MemoryStore
-from offload.streams.entry_chunks import CHUNK_DATA_SIZE_BYTES, CHUNK_ENTRIES_MAX, Cuts, EntryHandle
 
 sizes_of_entries = st.lists(
     st.one_of(

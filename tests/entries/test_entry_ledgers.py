@@ -28,8 +28,8 @@ from offload import (
     open_tier,
     trim,
 )
+from offload.entries.offsets import first_offset_of_ledger
 from offload.store.memory import MemoryStore
-from offload.streams.entry_offsets import first_offset_of_ledger
 
 
 async def entry_at(tier: ObjectStoreOffloader, ledger_id: int, entry: int) -> bytes:

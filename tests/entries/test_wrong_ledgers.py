@@ -14,8 +14,8 @@ from entry_store import EntryStore, Ledger, Listed, bodies, synced, with_run
 from offload import Corrupt, Diverged, Misuse, ObjectStoreOffloader, OffloadError, TryAgain, sync
 from offload.contracts.entries import EntryLedger, EntryRun, EntrySizes
 from offload.contracts.source import SourceStream
+from offload.entries.ledger import EntryLedgerStream
 from offload.store.memory import MemoryStore
-from offload.streams.entry_ledger import EntryLedgerStream
 
 SOUND = [b"a%d" % rank for rank in range(4)]
 WRONG = [b"b%d" % rank for rank in range(4)]

@@ -38,8 +38,8 @@ from servers.proxy import Proxy, Request, proxied
 
 from offload.contracts.change import Change
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore

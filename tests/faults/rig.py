@@ -24,12 +24,12 @@ from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.change import Change
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import OffloadError
 from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import OffloadError
 from offload.model.manifest import Manifest
 from offload.native.offloader import ObjectStoreOffloader
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 from offload.store.limit import LimitedStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.wrap import StoreDecorator

@@ -32,7 +32,7 @@ from servers.proxy_tls import Tls
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.store import ObjectStore
-from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.ground.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
 
 ROUNDS = 1000 if CAMPAIGN else 6
 TLS_ROUNDS = 500 if CAMPAIGN else 4

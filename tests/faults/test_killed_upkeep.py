@@ -28,10 +28,10 @@ from ready import ReadyCommand
 from servers import Running, one_server_of
 
 from offload import Blocking, Plugins, TierOptions
-from offload.env import Env
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.opening import open_tier
+from offload.ground.env import Env
+from offload.opening.by_url import open_tier
 from offload.upkeep.sweep.tier import sweep
 
 TIERS = 10 if CAMPAIGN else 1

@@ -31,7 +31,7 @@ from servers import Running, servers_at_risk
 
 from offload.contracts.change import Change
 from offload.contracts.store import ObjectStore
-from offload.errors import AlreadyExists, Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.errors import AlreadyExists, Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.manifest import Manifest
 
 PROCESSES = 8 if CAMPAIGN else 5

@@ -35,7 +35,7 @@ from protocol_world import CHUNK_RECORDS, Ledger, source
 from servers import Running
 
 from offload.contracts.store import ObjectStore
-from offload.env import Env
+from offload.ground.env import Env
 from offload.model.attempt import Receipt
 from offload.upkeep.retention import Retention, trim
 from offload.upkeep.sweep.tier import Sweeper, sweep

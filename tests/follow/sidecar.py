@@ -13,10 +13,10 @@ from pathlib import Path
 
 from offload import Dispatcher, FollowRules, Session
 from offload.contracts.events import Event, TookOver
+from offload.copy.instance import Instance
+from offload.opening.backends import as_offloader
 from offload.service.instance_file import held_instance
 from offload.service.process import serve
-from offload.session import as_offloader
-from offload.streams.instance import Instance
 
 # On a busy machine a leader may not run for seconds. Nobody may take over from it for that.
 RULES = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.1, takeover_seconds=10.0)

@@ -18,12 +18,12 @@ from growing_source import Clock, GrowingStream
 
 from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
-from offload.errors import Denied, Diverged, NotOffloaded, TryAgain
+from offload.follow.follower import Follower
+from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
+from offload.follow.rules import FollowRules, FollowState
+from offload.ground.errors import Denied, Diverged, NotOffloaded, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.follower import Follower
-from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
 
 HOUR = 3600.0
 RULES = FollowRules(max_lag_seconds=120.0, hold_back_seconds=5.0)

@@ -10,11 +10,11 @@ from growing_source import GrowingStream
 from managed_world import contribute
 
 from offload import StreamWriter, build_chunk
-from offload.errors import Conflict, Corrupt, Diverged
+from offload.copy.copier import LEDGERS_AT_ONCE, StreamCopier
+from offload.ground.errors import Conflict, Corrupt, Diverged
 from offload.model.part import StreamPart
 from offload.store.faults import Fault, Rule
-from offload.streams.copier import LEDGERS_AT_ONCE, StreamCopier
-from offload.streams.writer import COMMIT_RECEIPTS
+from offload.write.writer import COMMIT_RECEIPTS
 
 
 def copier(world: World) -> StreamCopier:

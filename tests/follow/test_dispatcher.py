@@ -17,13 +17,13 @@ from growing_source import GrowingSource, GrowingStream
 from offload import ObjectStoreOffloader, SourceStream, sync
 from offload.contracts.events import Event, RecordsLost
 from offload.contracts.store import Body
-from offload.env import Env
-from offload.errors import Denied, NotOffloaded, OffloadError, TryAgain
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.gaps import SeenTail
+from offload.follow.rules import FollowRules
+from offload.ground.env import Env
+from offload.ground.errors import Denied, NotOffloaded, OffloadError, TryAgain
 from offload.service.metrics import ServiceMetrics
 from offload.store.memory import MemoryStore
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowRules
-from offload.streams.gaps import SeenTail
 
 SPEED = 100.0
 RULES = FollowRules(max_lag_seconds=5.0, hold_back_seconds=0.0)

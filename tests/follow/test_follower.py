@@ -15,14 +15,14 @@ from growing_source import BODY_SIZE_BYTES, Clock, GrowingSource, GrowingStream
 from offload import ObjectStoreOffloader, StreamReader, delete_stream
 from offload import sync as sync_all
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
-from offload.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
+from offload.follow.follower import Follower
+from offload.follow.pauses import SIGNS_SECONDS, TIER_SIGNS_SECONDS, LookAtPlace, look_nowhere
+from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
+from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
+from offload.ground.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
-from offload.streams.follower import Follower
-from offload.streams.pauses import SIGNS_SECONDS, TIER_SIGNS_SECONDS, LookAtPlace, look_nowhere
-from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
 
 LAG: Final = 10.0
 FRAGMENT_SIZE_BYTES: Final = 50 * BODY_SIZE_BYTES
@@ -228,7 +228,7 @@ class TestWhenItCopies:
         run(scenario)
 
     def test_a_backlog_is_copied_in_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("offload.streams.due.TURN_SIZE_BYTES", 100 * BODY_SIZE_BYTES)
+        monkeypatch.setattr("offload.follow.due.TURN_SIZE_BYTES", 100 * BODY_SIZE_BYTES)
 
         async def scenario(world: World) -> None:
             follower = world.follower()
@@ -277,7 +277,7 @@ class TestItsStatus:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A store that does not answer holds a copy for minutes."""
-        monkeypatch.setattr("offload.streams.follower.PEEK_SECONDS", 0.001)
+        monkeypatch.setattr("offload.follow.follower.PEEK_SECONDS", 0.001)
 
         async def scenario(world: World) -> None:
             follower = world.follower(AT_ONCE)

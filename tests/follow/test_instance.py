@@ -13,11 +13,11 @@ from campaign import CAMPAIGN
 from follower_world import LAG, RULES, World, run
 
 from offload.contracts.events import TookOver
-from offload.errors import Conflict
-from offload.streams.follow_rules import FollowState
-from offload.streams.follower import Follower
-from offload.streams.instance import Instance
-from offload.streams.writer import StreamWriter
+from offload.copy.instance import Instance
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowState
+from offload.ground.errors import Conflict
+from offload.write.writer import StreamWriter
 
 SOON_SECONDS = RULES.hold_back_seconds + 0.1
 """The time after which a process that was killed copies again: records are held back, and that is all."""

@@ -13,9 +13,9 @@ from offload.commit.job import Announce
 from offload.commit.writer import Claim
 from offload.contracts.change import Change
 from offload.contracts.events import StreamPaused, TookOver
-from offload.errors import Conflict
-from offload.streams.follow_rules import FollowState
-from offload.streams.writer import StreamWriter
+from offload.follow.rules import FollowState
+from offload.ground.errors import Conflict
+from offload.write.writer import StreamWriter
 
 
 class TestPatience:

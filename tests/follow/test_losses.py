@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from offload import StreamWriter, build_chunk, delete_stream, open_tier
 from offload.contracts.events import RecordsLost
-from offload.errors import TryAgain
-from offload.local.memory_handle import MemoryHandle
+from offload.follow.follower import Follower
+from offload.follow.gaps import SeenTail, gaps_of, lost_of
+from offload.follow.pauses import SIGNS_SECONDS
+from offload.ground.errors import TryAgain
+from offload.log.memory_handle import MemoryHandle
 from offload.model.gaps import GapKind, PartEnds, StreamGap, gaps_between, lost_records
 from offload.model.part import StreamPart
 from offload.service.metrics import ServiceMetrics
-from offload.streams.follower import Follower
-from offload.streams.gaps import SeenTail, gaps_of, lost_of
-from offload.streams.pauses import SIGNS_SECONDS
 from offload.upkeep.retention import Retention, trim
 
 NEW_PART = replace(RULES, new_part=True)

@@ -25,18 +25,18 @@ from offload import (
 )
 from offload import sync as sync_all
 from offload.contracts.events import Event, PartBegun, StreamPaused
-from offload.errors import BeingRebuilt, Conflict, Diverged, Divergence, Fenced, NotOffloaded
+from offload.copy.next_part import begin_part
+from offload.copy.sync import StreamReport
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules, FollowState
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
+from offload.ground.errors import BeingRebuilt, Conflict, Diverged, Divergence, Fenced, NotOffloaded
 from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.follower import Follower
-from offload.streams.parts import begin_part
-from offload.streams.sync import StreamReport
 from offload.upkeep.parts import delete_parts, live_manifests
 
 LAG = 10.0

@@ -17,13 +17,22 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 from offload import Session, SourceStream
 from offload.contracts.events import StreamPaused, StreamResumed, TookOver
 from offload.contracts.source import Snapshot
-from offload.errors import Corrupt, Denied, Diverged, NoSpace, NoSuchKey, OffloadError, StoreDenied, TryAgain
+from offload.copy.hold_back import Arrival, Arrivals, vouched_end
+from offload.follow.follower import Follower
+from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
+from offload.follow.rules import FollowState, Wait
+from offload.ground.errors import (
+    Corrupt,
+    Denied,
+    Diverged,
+    NoSpace,
+    NoSuchKey,
+    OffloadError,
+    StoreDenied,
+    TryAgain,
+)
 from offload.model.manifest import Manifest
 from offload.store.faults import MUTATIONS, Fault, Rule
-from offload.streams.arrivals import Arrival, Arrivals, vouched_end
-from offload.streams.follow_rules import FollowState, Wait
-from offload.streams.follower import Follower
-from offload.streams.pauses import TRY_SECONDS as PAUSE_SECONDS
 
 
 class TestASourceThatIsCut:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from offload import ObjectStoreOffloader, StreamReader, build_chunk
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
-from offload.errors import Denied, Diverged, NotOffloaded, OffloadError, TryAgain
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules, FollowState
+from offload.follow.vouched import ASK_SECONDS, RETRY_SECONDS, VouchedSource
 from offload.formats.chunk import ChunkHeader
+from offload.ground.errors import Denied, Diverged, NotOffloaded, OffloadError, TryAgain
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.follower import Follower
-from offload.streams.vouched import ASK_SECONDS, RETRY_SECONDS, VouchedSource
 
 RULES = FollowRules(max_lag_seconds=10.0, hold_back_seconds=1.0, takeover_seconds=20.0)
 LONG = 300.0

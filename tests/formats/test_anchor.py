@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.commit.log import RootLog
-from offload.env import Env
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.root import ENTRY
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.compression import Compression
 from offload.model.part import PART_MAX, StreamPart
 from offload.store.memory import MemoryStore

@@ -34,7 +34,6 @@ from made_fragments import (
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Body
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats import block_codecs
 from offload.formats.block_codecs import compressor, decompressed
 from offload.formats.blocks import BLOCK, BLOCK_SIZE_BYTES, blocks_size_bytes_max
@@ -42,6 +41,7 @@ from offload.formats.checksums import crc32c
 from offload.formats.fragment import INDEX, FragmentTail
 from offload.formats.fragment_trailer import FRAGMENT_HEADER, check_header
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.compression import BlockCodec, Compression

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Misuse
 from offload.formats.bloom import build_filter, filter_bits, matches
 from offload.formats.chunk import ChunkHeader
+from offload.ground.errors import Misuse
 
 SIZES = st.integers(16, 255)
 VALUES = st.lists(st.none() | st.binary(max_size=40), max_size=20)

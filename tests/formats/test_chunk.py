@@ -11,9 +11,9 @@ from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader, check_chunks, check_stored, scan, scan_head
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 WORKED_EXAMPLE = bytes.fromhex(

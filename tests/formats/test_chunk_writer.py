@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Misuse
 from offload.formats.chunk import ChunkHeader, check_chunks, scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk, seal_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries, entries, messages
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, blocks_of, encode_blocks
+from offload.ground.errors import Misuse
 from offload.model.chunk_table import ChunkType
 
 BODIES = st.lists(st.binary(max_size=50), min_size=1, max_size=20)

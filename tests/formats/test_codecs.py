@@ -14,8 +14,8 @@ from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, decompress
+from offload.ground.errors import Corrupt, UnsupportedFormat
 
 CODECS = st.sampled_from(Codec)
 COMPRESSED = [codec for codec in Codec if codec is not Codec.NONE]

@@ -30,11 +30,11 @@ from made_fragments import (
     with_flipped_bit,
 )
 
-from offload.errors import Corrupt, Denied, OffloadError
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import FragmentTail
 from offload.formats.fragment_trailer import HEADER
 from offload.formats.sealing import unwrapped
+from offload.ground.errors import Corrupt, Denied, OffloadError
 
 CHUNKS: Final = chunks_of([40_000, 50_000, 10, 70_000, 5])
 PLAIN: Final = b"".join(CHUNKS)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, seal_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SUB_BATCH_HEADER, SubBatch, encode_entries, entries, messages
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.chunk_table import ChunkType
 
 BODIES = st.lists(st.binary(max_size=60), min_size=1, max_size=30)

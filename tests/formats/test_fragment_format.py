@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_fragments import CODECS, Draft, chunk_of, chunks_of, fragment_of, tail_of, with_flipped_bit
 
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.blocks import BLOCK
 from offload.formats.checksums import crc32, crc32c
 from offload.formats.fragment import (
@@ -35,6 +34,7 @@ from offload.formats.fragment_trailer import (
     stream_digest,
 )
 from offload.formats.sections import SECTION
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.chunk_table import CHUNK_TABLE
 from offload.model.compression import Compression
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from made_fragments import peak_below, with_flipped_bit
 from older_formats import group_1
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.group import GROUP_HEADER, Group
 from offload.formats.older_manifests import ENTRY_2
 from offload.formats.root import ENTRY
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec
 from offload.model.entry import NO_ENTRIES, Entries, Entry, EntryKind, joined_entries, rows_of_entries
 

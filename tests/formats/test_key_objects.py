@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from made_fragments import with_flipped_bit
 
 from offload.contracts.keys import KeyService, check_label
-from offload.errors import Corrupt, Denied, Misuse, UnsupportedFormat
 from offload.formats.anchor import (
     ANCHOR_SIZE_BYTES_MAX,
     KEY_FIELDS,
@@ -28,6 +27,7 @@ from offload.formats.anchor import (
 from offload.formats.checksums import crc32c
 from offload.formats.keys import STREAM_SIZE_BYTES_MAX, StreamKeys
 from offload.formats.sealing import DataKey
+from offload.ground.errors import Corrupt, Denied, Misuse, UnsupportedFormat
 from offload.native.key_ring import KeyRing
 from offload.store.memory import MemoryStore
 

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offload.contracts.store import check_key
-from offload.errors import Misuse
 from offload.formats.keys import (
     ESCAPED_SIZE_BYTES_MAX,
     STREAM_SIZE_BYTES_MAX,
@@ -19,6 +18,7 @@ from offload.formats.keys import (
     escape,
     looks_escaped,
 )
+from offload.ground.errors import Misuse
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
     lambda name: len(name.encode()) <= STREAM_SIZE_BYTES_MAX

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from made_fragments import with_flipped_bit
 from older_formats import entries_2, root_1, root_2
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.layout import Layout
 from offload.formats.older_manifests import ENTRY_1, ENTRY_2, ROOT_HEADER_1
 from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec
 from offload.model.entry import (
     ENTRY_DTYPE,

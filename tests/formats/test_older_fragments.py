@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from made_fragments import chunk_of, chunks_of, peak_below, table_of_chunks, tail_of, with_flipped_bit
 from older_formats import INDEX_RECORD, TRAILER, crc32c, fragment_1, sealed
 
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32
 from offload.formats.fragment import FragmentTail
 from offload.formats.fragment_trailer import FragmentTrailer, stream_digest
 from offload.formats.fragment_v1 import INDEX_RECORD_1, TRAILER_1
+from offload.ground.errors import Corrupt, UnsupportedFormat
 
 TRAILER_1_HEX: Final = (
     "4f4c465400010000000000000000000000000000000000001c168adb00d208e42f93314529f1fa9c"

@@ -12,7 +12,6 @@ from fresh_loops import library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, OffloadError
 from offload.formats import records
 from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk, seal_chunk
@@ -20,7 +19,8 @@ from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries, messages
 from offload.formats.records import offsets_and_timestamps, record_runs, runs_of_table
 from offload.formats.tracking import ConsumerOffset
-from offload.loops import Loops
+from offload.ground.errors import Corrupt, OffloadError
+from offload.ground.loops import Loops
 from offload.model.chunk_table import ChunkType
 
 Found = list[tuple[int, int, bytes]]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, Denied
 from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, PartKind, unwrapped
+from offload.ground.errors import Corrupt, Denied
 
 PLAIN: Final = b"a customer's order"
 GOLDEN: Final = "1aac5458a08580915bd400857344d793eb314eb0ac66149afec74472de6faf576238"

@@ -25,12 +25,12 @@ from made_fragments import (
 )
 
 from offload.contracts.store import Body
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys
 from offload.formats.sealing import TAG_SIZE_BYTES
 from offload.formats.sections import decode_directory, encode_sections, section_of
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec, Compression
 from offload.native.fragment_check import check_fragment
 from offload.store.memory import MemoryStore

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
 from offload.formats.sighting import (
@@ -24,6 +23,7 @@ from offload.formats.sighting import (
     SightingRows,
     as_bytes,
 )
+from offload.ground.errors import Corrupt
 
 
 def rows_of(*rows: tuple[int, int, int, UUID]) -> SightingRows:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.chunk import ChunkHeader
 from offload.formats.tracking import (
     ConsumerOffset,
@@ -20,6 +19,7 @@ from offload.formats.tracking import (
     decode_blocks,
     encode_blocks,
 )
+from offload.ground.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.model.chunk_table import ChunkType
 
 KINDS = {

@@ -18,7 +18,7 @@ from offload_gcs.options import GcsOptions
 from offload_gcs.store import GcsStore
 
 from offload.contracts.signing import SignedReads
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 WEEK = 7 * 24 * 3600
 

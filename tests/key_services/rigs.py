@@ -30,7 +30,7 @@ from servers.session import Session
 from wire import wire
 
 from offload.contracts.keys import KeyService
-from offload.env import Env
+from offload.ground.env import Env
 
 T = TypeVar("T")
 

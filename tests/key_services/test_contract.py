@@ -11,7 +11,7 @@ from key_services.rigs import Rig
 from offload_keys.azurekeyvault import AzureKeys
 
 from offload.contracts.keys import KeyService
-from offload.errors import Denied, Misuse, NoSuchKey, OffloadError, Throttled, TryAgain
+from offload.ground.errors import Denied, Misuse, NoSuchKey, OffloadError, Throttled, TryAgain
 
 KEY = bytes(range(32))
 LABEL = "tier-2026"

@@ -17,14 +17,14 @@ from key_services.rigs import ENV, RING, Rig
 from offload_keys.awskms import AwsKeys
 from offload_keys.azurekeyvault import AzureKeys
 from offload_keys.gcpkms import GoogleKeys
-from offload_keys.hush import hushed
+from offload_keys.log_filter import hushed
 from offload_keys.vault import VaultKeys
 from osiris_data import DATA, body_of
 from servers.session import Session
 from wire import Answer, Heard, silent, wire
 
 from offload.contracts.keys import KeyService
-from offload.errors import Denied, Misuse, NoSuchKey, TryAgain
+from offload.ground.errors import Denied, Misuse, NoSuchKey, TryAgain
 
 KEY = bytes(range(32))
 TINY = f"rabbitmq://{DATA / 'tiny'}"

@@ -20,18 +20,18 @@ from osiris_data import DATA, MANIFEST, TORN, index_of
 from osiris_writer import simple_chunks, write_stream
 
 from offload.contracts.log import LedgerLog
-from offload.env import Env
-from offload.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
-from offload.local import appended, folder_log
-from offload.local.appended import AppendCall, NewChunk
-from offload.local.disk import Disk
-from offload.local.folder_log import Durability, FolderLog
-from offload.local.log_lock import LOCK_NAME
-from offload.local.open_pair import OpenPair, PairEnd, create_pair
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, TryAgain
 from offload.local.pair import Pair
 from offload.local.recovery import recover
+from offload.log import appended, folder_log
+from offload.log.appended import AppendCall, NewChunk
+from offload.log.disk import Disk
+from offload.log.folder_log import Durability, FolderLog
+from offload.log.lock import LOCK_NAME
+from offload.log.open_pair import OpenPair, PairEnd, create_pair
 
 
 class TestFolderLogContract(LogContract):

@@ -25,10 +25,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_contract import NOW_MS, epochs_of, records_of
 from log_disks import CHANGES, CountingDisk, FailingDisk, Killed, KilledDisk, PowerDisk, failing_at
 
-from offload.errors import Corrupt, Misuse, NoSpace, OffloadError
-from offload.local import appended
-from offload.local.folder_log import Durability, FolderLog
+from offload.ground.errors import Corrupt, Misuse, NoSpace, OffloadError
 from offload.local.recovery import recover
+from offload.log import appended
+from offload.log.folder_log import Durability, FolderLog
 
 
 class Life:

@@ -14,15 +14,15 @@ import pytest
 from campaign import few
 from log_contract import NOW_MS, records_of
 
-from offload.errors import Conflict, Misuse
-from offload.local import log_lock
-from offload.local.folder_log import Durability, FolderLog
+from offload.ground.errors import Conflict, Misuse
+from offload.log import lock as log_lock
+from offload.log.folder_log import Durability, FolderLog
 
 LINES_MIN = 6
 
 HOLDER = """
 import asyncio, sys
-from offload.local.folder_log import FolderLog
+from offload.log.folder_log import FolderLog
 
 async def main():
     async with await FolderLog.open(sys.argv[1]):
@@ -34,7 +34,7 @@ asyncio.run(main())
 
 APPENDER = """
 import asyncio, sys
-from offload.local.folder_log import Durability, FolderLog
+from offload.log.folder_log import Durability, FolderLog
 
 async def caller(log, number):
     for count in range(10**9):

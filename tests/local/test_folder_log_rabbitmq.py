@@ -15,7 +15,7 @@ from servers.rabbitmq import RECIPE, Broker, rabbitmq
 from servers.scratch import scratch_folder
 from servers.session import REQUIRED
 
-from offload.local.folder_log import FolderLog
+from offload.log.folder_log import FolderLog
 
 pytestmark = campaign("the tests of torn files have what osiris itself made of them")
 

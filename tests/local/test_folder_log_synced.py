@@ -17,9 +17,9 @@ import pytest
 from log_contract import NOW_MS, records_of
 from log_disks import CountingDisk, FailingDisk, Killed, KilledDisk, failing_at
 
-from offload.errors import Corrupt, OffloadError
-from offload.local.folder_log import Durability, FolderLog
-from offload.local.log_lock import LOCK_NAME
+from offload.ground.errors import Corrupt, OffloadError
+from offload.log.folder_log import Durability, FolderLog
+from offload.log.lock import LOCK_NAME
 
 BODIES = [b"acknowledged %d" % number for number in range(6)]
 

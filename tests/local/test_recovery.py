@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from osiris_data import DATA, INDEX_HEAD, MANIFEST, SEGMENT_HEAD, TORN
 from osiris_writer import simple_chunks, write_stream
 
-from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
+from offload.ground.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
 from offload.local import recovery
 from offload.local.recovery import Recovered, recover
 

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD, STREAMS, chunks_in, index_of, segments
 from osiris_writer import simple_chunks, write_stream
 
-from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
 from offload.formats import segment as format_module
 from offload.formats.chunk import scan
+from offload.ground.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
 from offload.local import pair as pair_module
 from offload.local.pair import Pair, parse_name
 from offload.local.sealed import SealedPair, sealed_table
 from offload.local.snapshot import folder_snapshot
+from offload.read.snapshots import oldest_ms
 
 Change = Callable[[bytearray], object]
 
@@ -309,6 +310,6 @@ def test_the_age_of_a_record_is_its_timestamp_within_the_times_of_the_files(
 
     async def asked() -> int | None:
         async with folder_snapshot(tmp_path, stream="orders") as snapshot:
-            return await snapshot.oldest_ms(offset)
+            return await oldest_ms(snapshot, offset)
 
     assert asyncio.run(asked()) == shown_ms

@@ -10,7 +10,7 @@ import pytest
 from managed_world import World, bodies, fill, run
 
 from offload.contracts.events import AppendsHeld
-from offload.errors import Misuse, Throttled
+from offload.ground.errors import Misuse, Throttled
 from offload.managed.budget import ByteBudget
 from offload.managed.policy import LedgerPolicy, WhenFull
 from offload.store.faults import Fault, Rule

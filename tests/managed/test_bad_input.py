@@ -23,7 +23,7 @@ from offload.contracts.events import LedgersOffloaded, LocalLedgerDeleted, Strea
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
 from offload.contracts.store import Buffer
-from offload.errors import (
+from offload.ground.errors import (
     BeingRebuilt,
     Corrupt,
     Denied,
@@ -36,8 +36,8 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.local.folder_log import FolderLog
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.log.folder_log import FolderLog
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.cursors import StoreCursors
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.log_source import LogStream

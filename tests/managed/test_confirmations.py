@@ -12,8 +12,8 @@ from managed_world import STREAM, World, bodies, contribute, fill, run
 
 from offload import ObjectStoreOffloader, TierOptions, build_chunk
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Corrupt, Diverged, Divergence
-from offload.local.memory_log import MemoryLog
+from offload.ground.errors import Absent, Corrupt, Diverged, Divergence
+from offload.log.memory_log import MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.chunk_table import ChunkTable

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.managed import cursors as cursors_module
 from offload.managed.cursors import CursorPlace, Cursors, decode_cursors
 

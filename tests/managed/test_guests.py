@@ -9,11 +9,11 @@ import pytest
 from managed_world import MANUAL, STREAM, World, contribute, fill, run
 
 from offload import build_chunk
-from offload.errors import Conflict, Diverged, Divergence, TryAgain
+from offload.ground.errors import Conflict, Diverged, Divergence, TryAgain
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
-from offload.streams.choice import ReadPriority
+from offload.two_sides.choice import ReadPriority
 from offload.upkeep.retention import Retention, trim
 
 LAG = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=60, roll_seconds=None)

@@ -11,16 +11,16 @@ import pytest
 from managed_world import STREAM, World, bodies, fill, run
 
 from offload import AtOffset, AtTime, Blocking, Body, ObjectStoreOffloader, PartOffset, StreamReader
-from offload.errors import Corrupt, Misuse, Throttled
-from offload.local.folder_log import FolderLog
-from offload.local.memory_log import MemoryLog
+from offload.ground.errors import Corrupt, Misuse, Throttled
+from offload.log.folder_log import FolderLog
+from offload.log.memory_log import MemoryLog
 from offload.managed.cursors import StoreCursors
 from offload.managed.ledger import ManagedLedger
 from offload.managed.ledgers import ManagedLedgers
 from offload.managed.policy import LedgerPolicy, WhenFull
 from offload.store.memory import MemoryStore
-from offload.streams.choice import ReadPriority
-from offload.streams.tiered import TieredReader
+from offload.two_sides.choice import ReadPriority
+from offload.two_sides.tiered import TieredReader
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from managed_world import STREAM, Crash, CrashingLog, Points, World
 
 from offload import StreamReader
-from offload.errors import NotOffloaded, OffloadError
+from offload.ground.errors import NotOffloaded, OffloadError
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.position import AtEdge
 from offload.store.faults import Fault, Rule
-from offload.streams.choice import ReadPriority
+from offload.two_sides.choice import ReadPriority
 
 RETENTION_SECONDS = 500.0
 POLICIES = {

@@ -12,9 +12,9 @@ import pytest
 from campaign import few
 
 from offload import ManagedLedgers, ObjectStoreOffloader
-from offload.env import Env
-from offload.errors import Misuse, TryAgain
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.ground.env import Env
+from offload.ground.errors import Misuse, TryAgain
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, FaultyStore, Rule

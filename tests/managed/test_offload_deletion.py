@@ -13,12 +13,12 @@ from managed_world import MANUAL, STREAM, World, bodies, fill, objects, run
 from offload import StreamWriter
 from offload.contracts.events import LocalLedgerDeleted
 from offload.contracts.log import LocalLedger
-from offload.errors import Fenced, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import Fenced, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
 from offload.managed.ledger import LedgerState
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import Situation, removable_offset
 from offload.store.faults import Fault, Rule
-from offload.streams.choice import ReadPriority
+from offload.two_sides.choice import ReadPriority
 from offload.upkeep.retention import Retention, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=300, roll_seconds=None)

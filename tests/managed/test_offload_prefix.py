@@ -13,8 +13,8 @@ import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, objects, run
 
 from offload import StreamWriter
-from offload.errors import AlreadyRunning, Denied, Fenced, Misuse, NotOffloaded, OutcomeUnknown
-from offload.local.memory_log import MemoryLog
+from offload.ground.errors import AlreadyRunning, Denied, Fenced, Misuse, NotOffloaded, OutcomeUnknown
+from offload.log.memory_log import MemoryLog
 from offload.managed.ledger import LedgerState
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule

@@ -10,13 +10,13 @@ import pytest
 from managed_world import MANUAL, STREAM, World, bodies, fill, run
 
 from offload.contracts.events import DamageFound, Skipped, StreamPaused
-from offload.errors import Diverged, Fenced
+from offload.ground.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.position import AtEdge, AtTime, PartOffset, Position
+from offload.read.batches import Messages
 from offload.store.faults import Fault, Rule
-from offload.streams.batches import Messages
-from offload.streams.choice import ReadPriority
+from offload.two_sides.choice import ReadPriority
 from offload.upkeep.retention import Retention, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)

@@ -8,11 +8,11 @@ import pytest
 from campaign import few
 from managed_world import MANUAL, STREAM, World, bodies, fill, run
 
-from offload.errors import Diverged, Fenced
+from offload.copy.copier import StreamCopier
+from offload.ground.errors import Diverged, Fenced
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
-from offload.streams.copier import StreamCopier
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)

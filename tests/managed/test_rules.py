@@ -8,7 +8,7 @@ import pytest
 from managed_world import STREAM
 
 from offload.contracts.log import LocalLedger
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import (
     LedgerAction,

@@ -22,8 +22,8 @@ from offload import (
     StreamWriter,
     open_tier,
 )
-from offload.env import Env
-from offload.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError, StreamDeleted
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError, StreamDeleted
 from offload.managed.ledger import LedgerState
 from offload.upkeep.retention import Retention, delete_stream, trim
 

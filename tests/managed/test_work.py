@@ -12,15 +12,15 @@ from managed_world import MANUAL, STREAM, World, bodies, fill, run
 from offload import StreamWriter
 from offload.contracts.events import StreamPaused, StreamResumed
 from offload.contracts.log import LocalLedger
-from offload.env import Env
-from offload.errors import Diverged, Fenced, StreamDeleted, Throttled, TryAgain
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.ground.env import Env
+from offload.ground.errors import Diverged, Fenced, StreamDeleted, Throttled, TryAgain
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.budget import ByteBudget
 from offload.managed.chores import RETRY_SECONDS_MAX, Chore
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.ledgers import ManagedLedgers
 from offload.managed.policy import LedgerPolicy, WhenFull
-from offload.streams.choice import ReadPriority
+from offload.two_sides.choice import ReadPriority
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 LAG = LedgerPolicy(offload_size_bytes=0, deletion_lag_seconds=60, roll_seconds=None)

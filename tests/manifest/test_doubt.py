@@ -10,8 +10,8 @@ import pytest
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.store import Span, Suffix
-from offload.env import Env
-from offload.errors import OutcomeUnknown, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import OutcomeUnknown, TryAgain
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore

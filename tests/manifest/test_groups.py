@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from offload.commit.groups import GroupCache, entry_key, fetch_group
-from offload.errors import Absent, Corrupt, TryAgain
 from offload.formats.group import Group
 from offload.formats.root import ENTRY
+from offload.ground.errors import Absent, Corrupt, TryAgain
 from offload.model.entry import Entries, Entry, EntryKind, rows_of_entries
 from offload.model.manifest import Manifest
 from offload.store.faults import Fault, FaultyStore, Rule

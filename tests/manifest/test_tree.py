@@ -22,6 +22,7 @@ from offload.commit.grouping import FACTOR, collapse, edited
 from offload.commit.groups import GroupCache, fetch_group
 from offload.commit.guest import Trim, TrimmedTotals, entries_before
 from offload.contracts.change import Edit
+from offload.copy.copier import LEDGERS_AT_ONCE
 from offload.formats.group import GROUP_HEADER
 from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
 from offload.model.entry import (
@@ -38,8 +39,7 @@ from offload.model.manifest import Manifest, Running
 from offload.model.tree import Tree
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.copier import LEDGERS_AT_ONCE
-from offload.streams.writer import COMMIT_ENTRIES
+from offload.write.writer import COMMIT_ENTRIES
 
 COUNTED: Final = (*TOTALS, "ledgers")
 LEVELS: Final = len(EntryKind) - 1

@@ -12,7 +12,7 @@ from newcomers.sound import SharedMemory, SummedMemory, Tier
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer, Span, Suffix, Unfinished, check_key
-from offload.errors import Misuse, NotFound
+from offload.ground.errors import Misuse, NotFound
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest

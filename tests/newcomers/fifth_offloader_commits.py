@@ -19,7 +19,7 @@ from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Fenced, NoSpace, TryAgain
+from offload.ground.errors import Conflict, Fenced, NoSpace, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream, Manifest

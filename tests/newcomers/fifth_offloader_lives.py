@@ -15,7 +15,7 @@ from offload import Job, StreamWriter, delete_stream
 from offload.commit.guest import Abort
 from offload.commit.writer import Prepare
 from offload.contracts.change import Change
-from offload.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
+from offload.ground.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart, part_like

@@ -29,7 +29,7 @@ from offload.commit.writer import Append
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
-from offload.errors import Absent, NotOffloaded, TryAgain
+from offload.ground.errors import Absent, NotOffloaded, TryAgain
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows

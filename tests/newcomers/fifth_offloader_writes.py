@@ -28,7 +28,7 @@ from offload import Job, MemoryHandle, StreamWriter
 from offload.commit.writer import Append
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry

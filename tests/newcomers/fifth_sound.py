@@ -20,8 +20,8 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest
 from offload.store.spans import clip

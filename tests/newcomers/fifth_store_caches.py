@@ -12,8 +12,8 @@ from newcomers.proofs import data_of, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory, SummedMemory
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Unfinished, check_key
-from offload.errors import AlreadyExists, NotFound, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, NotFound, OffloadError
 
 # Stale by one call
 

@@ -16,8 +16,8 @@ from newcomers.proofs import data_of, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
 from offload.contracts.store import Body, Listed, Span, Suffix, check_key
-from offload.errors import AlreadyExists, Denied, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Denied, NotFound
 
 # Bytes
 

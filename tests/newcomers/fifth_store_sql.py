@@ -12,7 +12,7 @@ from newcomers.fifth_sound import Attic, ended, filled, keeps_keys, listed
 from newcomers.proofs import data_of, raises
 from newcomers.registry import Open, bug
 from offload.contracts.store import Body, Listed, Span, Suffix, check_key
-from offload.errors import AlreadyExists, TryAgain
+from offload.ground.errors import AlreadyExists, TryAgain
 
 # Types and comparisons
 

@@ -15,7 +15,7 @@ from newcomers.service import ServiceStore
 from newcomers.sound import SharedMemory
 from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Unfinished, Upload
-from offload.errors import Misuse, TryAgain
+from offload.ground.errors import Misuse, TryAgain
 
 
 async def _ten_uploads(open_: Open) -> None:

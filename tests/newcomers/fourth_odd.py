@@ -22,7 +22,8 @@ from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import (
+from offload.formats.checksums import crc32c
+from offload.ground.errors import (
     BeingRebuilt,
     Conflict,
     Fenced,
@@ -31,7 +32,6 @@ from offload.errors import (
     NotOffloaded,
     StreamDeleted,
 )
-from offload.formats.checksums import crc32c
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable, cut, windows_of
 from offload.model.manifest import Manifest, StreamState

@@ -20,13 +20,13 @@ from offload.commit.rebuild import Fence
 from offload.commit.writer import Append, Claim
 from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
-from offload.errors import NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.formats.keys import escape
 from offload.formats.root import encode_root
+from offload.ground.errors import NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.model.manifest import CommittedStream, Manifest, StreamState
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import delete_stream
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 BASE: Final[ContextVar[Manifest | None]] = ContextVar("base", default=None)
 

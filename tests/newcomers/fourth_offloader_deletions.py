@@ -26,9 +26,9 @@ from offload.contracts.ledger import ReadHandle
 from offload.formats.chunk_writer import build_chunk
 from offload.model.attempt import Attempt, Leftover
 from offload.model.manifest import AttemptKind, Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import delete_stream
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 
 async def _attempts_of_a_deleted_stream(open_: Open) -> None:

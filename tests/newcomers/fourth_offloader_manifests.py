@@ -7,10 +7,10 @@ from dataclasses import replace
 from newcomers.fourth_sound import Rows
 from newcomers.ledgers import copied, ledger, raises, trimmed
 from newcomers.registry import Open, bug
-from offload.errors import Fenced
+from offload.ground.errors import Fenced
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 
 async def _one_ledger_in_two_commits(open_: Open) -> None:

@@ -14,7 +14,7 @@ from newcomers.registry import Open, bug
 from newcomers.table import Row, TableHandle
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
-from offload.errors import TryAgain
+from offload.ground.errors import TryAgain
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry

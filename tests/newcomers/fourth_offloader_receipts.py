@@ -25,17 +25,17 @@ from newcomers.sound import Ledgers
 from newcomers.table import Database, Row
 from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Misuse
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
+from offload.ground.errors import Misuse
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.model.tokens import token_for
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 # Receipts
 

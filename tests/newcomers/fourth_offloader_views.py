@@ -15,12 +15,12 @@ from newcomers.sound import Tier
 from offload import MemoryHandle
 from offload.contracts.catalogue import EntryView, StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict
+from offload.ground.errors import Conflict
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.part import StreamPart, part_like
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 # Views
 

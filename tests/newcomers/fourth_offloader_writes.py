@@ -24,12 +24,12 @@ from newcomers.ledgers import (
 from newcomers.registry import Open, bug
 from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Corrupt, Denied, Misuse, OffloadError, TryAgain
+from offload.ground.errors import Conflict, Corrupt, Denied, Misuse, OffloadError, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 COPIED: Final[ContextVar[bool]] = ContextVar("copied", default=False)
 

@@ -16,12 +16,12 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload, check_key
-from offload.errors import Misuse
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Misuse
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry
-from offload.streams.job import Job
+from offload.write.job import Job
 
 KEY_MAX: Final = 512
 CREATE_MAX: Final = 2**20

@@ -13,7 +13,7 @@ from newcomers.proofs import data_of, keeps, names, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
 from offload.contracts.store import Body, Span, Suffix
-from offload.errors import AlreadyExists
+from offload.ground.errors import AlreadyExists
 from offload.store.spans import clip
 
 

@@ -9,7 +9,7 @@ from newcomers.proofs import fill, names, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory, Sqlite
 from offload.contracts.store import Body, check_key
-from offload.errors import AlreadyExists, Misuse
+from offload.ground.errors import AlreadyExists, Misuse
 
 
 async def _create_of_the_greatest_size(open_: Open) -> None:

@@ -12,7 +12,7 @@ from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Span, Suffix, Upload, check_key
-from offload.errors import Misuse, NotFound
+from offload.ground.errors import Misuse, NotFound
 from offload.store.memory import _Described
 
 # Metadata

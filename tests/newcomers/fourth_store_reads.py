@@ -12,8 +12,8 @@ from newcomers.proofs import data_of, fill, reads
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory, SummedMemory
 from offload.contracts.store import Body, Buffer, Span, Suffix, check_key
-from offload.errors import Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Misuse, NotFound, TryAgain
 
 T = TypeVar("T")
 RING: Final = 64

@@ -13,7 +13,7 @@ from newcomers.sound import SharedMemory
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Unfinished, Upload, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 async def _one_of_two_is_aborted(open_: Open) -> None:

@@ -15,7 +15,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
-from offload.local.memory_handle import MemoryHandle
+from offload.log.memory_handle import MemoryHandle
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry

@@ -6,15 +6,15 @@ from typing import Any
 
 from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import OffloadError
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset
+from offload.ground.errors import OffloadError
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, trim
+from offload.write.writer import StreamWriter
 
 
 def chunks_of(

@@ -21,12 +21,12 @@ from offload.commit.guest import Abort, Trim
 from offload.commit.job import Announce, Contribute
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.change import Change
-from offload.errors import Conflict, Fenced, Misuse, OutcomeUnknown, StreamDeleted
 from offload.formats.root import encode_root
+from offload.ground.errors import Conflict, Fenced, Misuse, OutcomeUnknown, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.manifest import Manifest, StreamState
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import delete_stream
+from offload.write.writer import StreamWriter
 
 
 async def _older_base(open_: Open) -> None:

@@ -18,7 +18,7 @@ from newcomers.ledgers import (
 )
 from newcomers.registry import Open, bug
 from newcomers.table import Row, Table
-from offload.errors import Conflict
+from offload.ground.errors import Conflict
 from offload.model.attempt import Attempt
 from offload.model.manifest import Manifest
 from offload.upkeep.retention import delete_stream

@@ -20,10 +20,10 @@ from newcomers.sound import Ledgers
 from offload.commit.guest import Delete
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Conflict, Corrupt, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
+from offload.ground.errors import Absent, Conflict, Corrupt, StreamDeleted
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry

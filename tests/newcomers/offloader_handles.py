@@ -19,7 +19,7 @@ from newcomers.ledgers import (
 from newcomers.registry import Open, bug
 from newcomers.table import Row, Table, TableHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import NotOffloaded, TryAgain
+from offload.ground.errors import NotOffloaded, TryAgain
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry

@@ -13,7 +13,7 @@ from newcomers.ledgers import all_of, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import FolderTier, Ledgers
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Corrupt
+from offload.ground.errors import Absent, Corrupt
 from offload.model.attempt import Attempt, Leftover
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows

@@ -17,7 +17,7 @@ from offload.commit.job import Announce
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import AttemptKind, Manifest, StreamState

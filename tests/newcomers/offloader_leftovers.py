@@ -24,15 +24,15 @@ from offload import MemoryHandle
 from offload.commit.job import Announce
 from offload.commit.writer import Claim
 from offload.contracts.ledger import ReadHandle
-from offload.errors import TryAgain
 from offload.formats.checksums import crc32
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import TryAgain
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 
 async def _left_behind(open_: Open) -> tuple[Any, list[Leftover], Receipt, Receipt]:

@@ -21,8 +21,8 @@ from offload.commit.guest import Trim
 from offload.commit.writer import Claim
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
-from offload.errors import NotOffloaded
 from offload.formats.keys import escape
+from offload.ground.errors import NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest, StreamState

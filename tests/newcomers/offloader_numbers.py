@@ -19,7 +19,7 @@ from newcomers.table import Row, Table
 from offload.model.attempt import Attempt, Leftover
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 
 async def _numbers(open_: Open, *firsts: int, ledger_id: int = 5) -> None:

@@ -28,14 +28,14 @@ from newcomers.sound import Tier
 from newcomers.table import Row, Table
 from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Corrupt, TryAgain
 from offload.formats.checksums import crc32
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Conflict, Corrupt, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 
 async def _refused_before_bytes(open_: Open) -> None:

@@ -20,13 +20,13 @@ from newcomers.registry import Open, bug
 from newcomers.table import Table
 from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Corrupt, NotOffloaded
 from offload.formats.chunk_check import check_source
+from offload.ground.errors import Corrupt, NotOffloaded
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 
 async def _no_tier(open_: Open) -> None:

@@ -19,11 +19,11 @@ from newcomers.registry import Open, bug
 from newcomers.sound import Tier
 from offload.commit.writer import Claim, Prepare
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Corrupt, NotOffloaded
+from offload.ground.errors import Conflict, Corrupt, NotOffloaded
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
-from offload.streams.handles import CutHandle
+from offload.read.handles import CutHandle
 
 
 async def _streams_of_others(open_: Open) -> None:

@@ -15,8 +15,8 @@ from newcomers.registry import Open, bug
 from newcomers.sound import FolderTier, Ledgers
 from offload.commit.job import Announce, Replace
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Conflict, NotOffloaded
 from offload.formats.chunk import check_stored
+from offload.ground.errors import Absent, Conflict, NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import Entry, entries_of_rows

@@ -20,9 +20,9 @@ from offload.commit.writer import Claim
 from offload.contracts.attempts import prepared_kind
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Conflict, Corrupt, Misuse, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_check import check_source
+from offload.ground.errors import Conflict, Corrupt, Misuse, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, windows_of
 from offload.model.entry import Entry

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from newcomers.registry import Open, Proof
 from offload.contracts.store import Body, Span, Suffix
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError
 from offload.store.spans import clip
 
 THOUSANDS: Final = [f"t/{number:05}" for number in range(2500)]

@@ -16,7 +16,7 @@ from servers.places import ACCESS_KEY, SECRET_KEY
 from newcomers import proofs
 from newcomers.registry import Open, bug
 from offload.contracts.store import Listed, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Conflict, Misuse, NotFound, OffloadError, TryAgain
+from offload.ground.errors import AlreadyExists, Conflict, Misuse, NotFound, OffloadError, TryAgain
 
 
 class Bucket(S3Store):

@@ -11,7 +11,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore
 from offload.contracts.store import Body, Listed, Span, Suffix, check_key
-from offload.errors import NotFound, TryAgain
+from offload.ground.errors import NotFound, TryAgain
 
 
 class _Manual(ServiceStore):

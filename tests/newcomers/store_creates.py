@@ -10,7 +10,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore
 from offload.contracts.store import Body, check_key
-from offload.errors import AlreadyExists
+from offload.ground.errors import AlreadyExists
 
 
 @bug(proofs.one_creates(lambda number: b"same"))

@@ -11,8 +11,8 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.sound import Sqlite
 from offload.contracts.store import Body, Listed, Span, Suffix, check_key
-from offload.errors import AlreadyExists, NotFound
-from offload.store.parts import whole
+from offload.ground.errors import AlreadyExists, NotFound
+from offload.store.multipart import whole
 
 
 @bug(proofs.lists(["a_b/1", "axb/1"], prefix="a_b/"))

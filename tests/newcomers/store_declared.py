@@ -14,7 +14,7 @@ from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore, ServiceUpload
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Unfinished, Upload, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 async def _began_now(open_: Open) -> None:

@@ -9,7 +9,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore
 from offload.contracts.store import check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 @bug(proofs.lists(proofs.THOUSANDS, gone=proofs.THOUSANDS[:1001]))

@@ -19,8 +19,8 @@ from newcomers.proofs import data_of
 from newcomers.registry import Open, bug
 from newcomers.sound import Folder
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound
-from offload.store.parts import whole
+from offload.ground.errors import AlreadyExists, Misuse, NotFound
+from offload.store.multipart import whole
 from offload.store.spans import clip
 
 

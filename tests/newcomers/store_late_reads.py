@@ -10,7 +10,7 @@ from newcomers.proofs import raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory, Sqlite
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
-from offload.errors import NotFound
+from offload.ground.errors import NotFound
 from offload.store.spans import clip
 
 

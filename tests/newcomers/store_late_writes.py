@@ -11,8 +11,8 @@ from newcomers.proofs import raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory, SummedMemory
 from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload.store.memory import _MemoryUpload
 
 

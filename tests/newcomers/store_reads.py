@@ -10,7 +10,7 @@ from newcomers.proofs import data_of
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore
 from offload.contracts.store import Body, Span, Suffix, check_key
-from offload.errors import NotFound
+from offload.ground.errors import NotFound
 from offload.store.spans import clip
 
 

@@ -10,7 +10,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import Pending, ServiceStore, ServiceUpload
 from offload.contracts.store import Body, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import Misuse, NotFound
+from offload.ground.errors import Misuse, NotFound
 
 
 async def _levels_are_fresh(open_: Open) -> None:

@@ -11,8 +11,8 @@ from newcomers.proofs import data_of
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore
 from offload.contracts.store import Body, check_key
-from offload.errors import NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import NotFound
 
 
 async def _checksum_of(open_: Open, sizes: Sequence[int] = tuple(range(20))) -> None:

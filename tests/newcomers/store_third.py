@@ -17,7 +17,7 @@ from newcomers.sound import Folder, SharedMemory, Sqlite
 from newcomers.store_late_writes import OwnUpload
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Misuse
+from offload.ground.errors import AlreadyExists, Misuse
 from offload.store.memory import _MemoryUpload
 
 

@@ -10,7 +10,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore, ServiceUpload
 from offload.contracts.store import Body, Unfinished, Upload, check_key
-from offload.errors import Misuse, NotFound
+from offload.ground.errors import Misuse, NotFound
 
 
 @bug(proofs.uploads([10] * 12))

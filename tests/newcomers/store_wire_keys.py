@@ -9,7 +9,7 @@ from newcomers import proofs
 from newcomers.registry import bug
 from newcomers.service import ServiceStore, ServiceUpload
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 @bug(proofs.key_round("run=2026-01-01T00:00:00+00:00/log"))

@@ -10,7 +10,7 @@ from newcomers import proofs
 from newcomers.registry import Open, bug
 from newcomers.service import ServiceStore, gathered
 from offload.contracts.store import Body, check_key
-from offload.errors import Corrupt, Misuse, TryAgain
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 
 
 @bug(proofs.keeps(*range(1, 60)))

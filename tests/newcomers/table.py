@@ -23,7 +23,12 @@ from offload.commit.writer import Claim
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import (
+from offload.formats.checksums import crc32c
+from offload.formats.chunk import check_stored
+from offload.formats.chunk_check import check_source
+from offload.formats.keys import escape
+from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import (
     Absent,
     Conflict,
     Corrupt,
@@ -33,11 +38,6 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.checksums import crc32c
-from offload.formats.chunk import check_stored
-from offload.formats.chunk_check import check_source
-from offload.formats.keys import escape
-from offload.formats.root import decode_root, encode_root
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType, cut
 from offload.model.entry import Entry

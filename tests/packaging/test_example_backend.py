@@ -20,7 +20,7 @@ from campaign import campaign
 from command_line import offload as offload_here
 from osiris_data import DATA, body_of
 
-from offload.loops import loops_in_use
+from offload.ground.loops import loops_in_use
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offload-sqlite"
 
@@ -98,7 +98,8 @@ def test_the_test_file_of_the_backend_is_short() -> None:
 
 def test_discovery_of_the_backend_imports_no_database(python: Python) -> None:
     script = (
-        "import sys; from offload.plugins import Plugins; Plugins.find(); print('sqlite3' in sys.modules)"
+        "import sys; from offload.opening.plugins import Plugins; Plugins.find(); "
+        "print('sqlite3' in sys.modules)"
     )
 
     assert python("-c", script).stdout == "False\n"

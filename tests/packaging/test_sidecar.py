@@ -25,7 +25,7 @@ from follower_world import LEADING
 
 from offload.contracts.events import DamageFound, UpkeepFinished
 from offload.contracts.metrics import StoreMetrics
-from offload.errors import Absent, TryAgain
+from offload.ground.errors import Absent, TryAgain
 from offload.service.config_file import load_config
 from offload.service.disk import DiskWatch
 from offload.service.metrics import ServiceMetrics

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNWANTED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
 """Variables with which these processes would find this checkout, or compile everything at each start."""
 
-LOOPS = "offload/_loops.so"
+LOOPS = "offload/ground/_loops.so"
 BACKENDS = [folder.name for folder in (ROOT / "backends").glob("offload_*")]
 
 
@@ -108,7 +108,7 @@ def _loops_of(wheel: Path, folder: Path) -> str:
     """Return which loops the unpacked wheel uses."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    code = "from offload.loops import loops_in_use; print(loops_in_use())"
+    code = "from offload.ground.loops import loops_in_use; print(loops_in_use())"
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(folder)},

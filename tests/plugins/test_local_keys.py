@@ -18,8 +18,8 @@ from offload_keys import LocalKeys, open_environment, open_files
 from offload_keys.local import WRAPPED_SIZE_BYTES
 
 from offload.contracts.keys import KeyService
-from offload.errors import Denied, Misuse, NoSuchKey
-from offload.plugins import Plugins
+from offload.ground.errors import Denied, Misuse, NoSuchKey
+from offload.opening.plugins import Plugins
 
 KEY: Final = b"k" * 32
 CONTEXT: Final = {"stream": "orders", "key": "1"}

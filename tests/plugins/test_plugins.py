@@ -22,9 +22,9 @@ from command_line import Ran, offload
 
 from offload.contracts.events import DamageFound
 from offload.contracts.plugin import Backend
-from offload.errors import Corrupt, Misuse
-from offload.opening import open_tier
-from offload.plugins import Plugins
+from offload.ground.errors import Corrupt, Misuse
+from offload.opening.by_url import open_tier
+from offload.opening.plugins import Plugins
 
 BACKEND = """
     from offload.contracts.plugin import Backend, hookimpl
@@ -118,7 +118,7 @@ def test_a_process_that_finds_plugins_again_and_again_scans_the_distributions_on
 ) -> None:
     """Each `Session` finds the plugins. A scan opens a file of every distribution."""
     scans = []
-    monkeypatch.setattr("offload.plugins.entry_points", lambda **group: scans.append(group) or [])
+    monkeypatch.setattr("offload.opening.plugins.entry_points", lambda **group: scans.append(group) or [])
 
     for _ in range(3):
         Plugins.find()
@@ -304,7 +304,7 @@ def imported_by_finding(world: World) -> set[str]:
     """Return the modules that a process has after it found every plugin."""
     done = world.python("""
         import json, sys
-        from offload.plugins import Plugins
+        from offload.opening.plugins import Plugins
         assert Plugins.find().declared
         print(json.dumps([*sys.modules]))
     """)
@@ -377,11 +377,11 @@ def test_events_without_any_plugin_reach_nobody() -> None:
     Plugins().emit(EVENT)
 
 
-# Commands, layouts and decoders
+# Commands and decoders
 
 COMMANDS = """
     import typer
-    from offload.contracts.plugin import Command, DecoderType, LayoutType, hookimpl
+    from offload.contracts.plugin import Command, DecoderType, hookimpl
 
     @hookimpl
     def offload_commands():
@@ -392,14 +392,10 @@ COMMANDS = """
         ]
 
     @hookimpl
-    def offload_layouts():
-        return [LayoutType(name="legacy", target="extras:layout")]
-
-    @hookimpl
     def offload_decoders():
         return [DecoderType(name="csv", target="extras:decoder")]
 
-    layout, decoder = object(), object()
+    decoder = object()
     app = typer.Typer()
 
     @app.command()
@@ -478,12 +474,11 @@ def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
     assert "usurper" in done.text
 
 
-def test_layouts_and_decoders_are_declared(world: World) -> None:
+def test_decoders_are_declared(world: World) -> None:
     world.install("extras", COMMANDS)
     found = world.find()
 
     module = sys.modules["extras"]
-    assert found.by_name("layout", "legacy").load() is module.layout
     assert found.by_name("decoder", "csv").load() is module.decoder
 
 

@@ -18,8 +18,8 @@ from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_bef
 from offload.commit.job import Announce, Contribute
 from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Conflict, Fenced, Misuse, OffloadError, StreamDeleted
 from offload.formats.root import encode_root
+from offload.ground.errors import Conflict, Fenced, Misuse, OffloadError, StreamDeleted
 from offload.model.entry import TOTALS, Entry, entries_of_rows, rows_of_entries
 from offload.model.manifest import NOBODY, AttemptKind, Manifest, Running, StreamState
 

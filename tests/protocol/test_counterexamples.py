@@ -21,11 +21,19 @@ from protocol_sweep import Sweep
 from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
 from offload.commit.guest import Abort
-from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, RootsLost, StreamDeleted
+from offload.ground.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    OffloadError,
+    OutcomeUnknown,
+    RootsLost,
+    StreamDeleted,
+)
 from offload.model.manifest import AttemptKind, StreamState
 from offload.model.tokens import token_for
+from offload.read.reader import StreamReader
 from offload.store.faults import Fault
-from offload.streams.reader import StreamReader
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload.commit.log import Step
 from offload.store.faults import Fault
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 LEDGERS = ((0, 4), (4, 8))
 NEXT_OFFSET = 8

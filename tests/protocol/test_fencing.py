@@ -14,7 +14,7 @@ from protocol_sweep import Sweep
 from protocol_world import STREAM, Ledger, Process, World
 
 from offload.commit.writer import Append
-from offload.errors import Conflict, Fenced, StreamDeleted
+from offload.ground.errors import Conflict, Fenced, StreamDeleted
 from offload.model.attempt import Attempt, Receipt
 from offload.model.manifest import StreamState
 from offload.store.faults import Fault

@@ -16,10 +16,10 @@ from offload_posix import PosixStore
 from protocol_world import STREAM, Crash, Ledger
 
 from offload.contracts.store import Body
-from offload.errors import Fenced
+from offload.ground.errors import Fenced
 from offload.native.offloader import ObjectStoreOffloader
-from offload.streams.writer import StreamWriter
 from offload.upkeep.sweep.tier import sweep
+from offload.write.writer import StreamWriter
 
 COMMITS: Final = 20
 """A number of commits larger than the number of roots that a sweep keeps."""

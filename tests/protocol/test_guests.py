@@ -12,7 +12,7 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import Crash, Ledger, Process, World
 
-from offload.errors import OffloadError, StreamDeleted
+from offload.ground.errors import OffloadError, StreamDeleted
 from offload.model.entry import EntryKind
 from offload.model.manifest import StreamState
 from offload.store.faults import Call, Fault

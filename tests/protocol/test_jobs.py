@@ -14,10 +14,10 @@ from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World, chunk, source
 
 from offload.contracts.source import Snapshot
-from offload.errors import Conflict, Diverged, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.copy.history import agreement
+from offload.ground.errors import Conflict, Diverged, OffloadError, OutcomeUnknown, StreamDeleted
 from offload.store.faults import Call, Fault
-from offload.streams.history import agreement
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 ADDED = (Ledger(4, 6), Ledger(6, 8))
 

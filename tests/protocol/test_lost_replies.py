@@ -14,7 +14,7 @@ from campaign import few
 from protocol_sweep import Sweep
 from protocol_world import Ledger, Process, World
 
-from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.store.faults import Call, Fault
 
 

@@ -16,19 +16,19 @@ from protocol_world import KEYS, STREAM, Ledger, Process, World
 from offload.commit.guest import Abort
 from offload.commit.writer import Claim
 from offload.contracts.store import Body, Listed
-from offload.errors import Absent, Conflict, RootsLost
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Absent, Conflict, RootsLost
 from offload.native.lost_roots import newest_base
 from offload.native.offloader import ObjectStoreOffloader
 from offload.store.faults import Call, Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.writer import StreamWriter
 from offload.upkeep.rebuild.stream import rebuild
 from offload.upkeep.sweep.page import Why
 from offload.upkeep.sweep.report import SweepReport
 from offload.upkeep.sweep.tier import Sweeper, sweep
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
+from offload.write.writer import StreamWriter
 
 COMMAND = "run: offload rebuild memory://"
 

@@ -16,9 +16,9 @@ from protocol_world import KEYS, STREAM, Crash, Ledger, Process, World
 
 from offload.commit.rebuild import JUMP, NUMBER_MAX
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import Conflict, Corrupt, Fenced, Misuse, NotOffloaded
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
+from offload.ground.errors import Conflict, Corrupt, Fenced, Misuse, NotOffloaded
 from offload.model.manifest import StreamState
 from offload.store.faults import Fault
 from offload.upkeep.rebuild.report import RebuildReport

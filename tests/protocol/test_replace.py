@@ -16,11 +16,19 @@ from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload.contracts.events import Event
-from offload.errors import Absent, Conflict, Misuse, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import (
+    Absent,
+    Conflict,
+    Misuse,
+    NotOffloaded,
+    OffloadError,
+    OutcomeUnknown,
+    StreamDeleted,
+)
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import EntryKind
+from offload.read.reader import StreamReader
 from offload.store.faults import Call, Fault
-from offload.streams.reader import StreamReader
 from offload.upkeep.compact.runs import FragmentRun
 
 ADDED = Ledger(12, 16)

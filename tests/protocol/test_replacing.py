@@ -15,7 +15,7 @@ from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_bef
 from offload.commit.job import Contribute, Replace
 from offload.commit.writer import Append, Claim, Resolve
 from offload.contracts.change import CommitVerdict
-from offload.errors import Conflict, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, StreamDeleted
 from offload.model.entry import Entry, entries_of_rows, rows_of_entries
 from offload.model.manifest import AttemptKind, Manifest, Running
 from offload.model.tokens import token_for, with_token

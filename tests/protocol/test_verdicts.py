@@ -19,12 +19,12 @@ from offload.commit.log import REQUESTS_MAX
 from offload.commit.writer import Append, Prepare
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.change import Change, CommitVerdict
-from offload.errors import Corrupt, Denied, Fenced, NoSpace, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.errors import Corrupt, Denied, Fenced, NoSpace, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.manifest import Manifest
 from offload.model.tree import Tree
 from offload.store.faults import Fault, Rule
 from offload.store.wrap import StoreDecorator
-from offload.streams import writer as stream_writer
+from offload.write import writer as stream_writer
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pulsar_sets import REPEATABLE, SETS, ListedEntries, entries_of, metadata_of
 from offload import EntryRun
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import Corrupt, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 

@@ -24,13 +24,13 @@ from pulsar_sets import DATA, ListedEntries, store_of, uid_of
 from spark.in_process import Tier
 
 from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
+from offload.cache.block_cache import BlockCache
 from offload.contracts.store import Body
-from offload.errors import Absent, Corrupt, Misuse, OffloadError
+from offload.ground.errors import Absent, Corrupt, Misuse, OffloadError
 from offload.model.entry import entries_of_rows
 from offload.model.position import AtTime
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.block_cache import BlockCache
 from offload.upkeep.verify.tier import verify
 
 ORDERS = "public/default/persistent/orders-partition-0"

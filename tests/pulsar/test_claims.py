@@ -18,7 +18,7 @@ from servers import Running, servers_of
 
 from offload import Session
 from offload.contracts.store import Body
-from offload.errors import Corrupt, Misuse, OffloadError, TryAgain
+from offload.ground.errors import Corrupt, Misuse, OffloadError, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 

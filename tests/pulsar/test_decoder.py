@@ -29,7 +29,7 @@ from pulsar_sets import DATA, store_of, uid_of
 from spark import in_process
 
 from offload import Decoded, MemoryHandle, StreamWriter, build_chunk, open_tier
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 
 EXPECTED = [*map(json.loads, (DATA / "messages" / "expected.jsonl").read_bytes().splitlines())]
 CODECS = {

@@ -27,7 +27,7 @@ from offload import (
     build_chunk,
     open_tier,
 )
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.store.memory import MemoryStore
 
 Ledgers = dict[int, list[bytes]]

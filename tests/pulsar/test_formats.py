@@ -28,7 +28,7 @@ from offload_pulsar.ledger_metadata import LedgerInfo, LedgerMetadata, OffloadCo
 from offload_pulsar.names import BrokerNames, PulsarKey, check_version
 from pulsar_sets import DATA, REPEATABLE, SETS, entries_of, metadata_of, objects_of
 
-from offload.errors import Corrupt, Misuse
+from offload.ground.errors import Corrupt, Misuse
 
 UID = UUID("01234567-89ab-4cde-8f01-23456789abcd")
 GREEK = [b"alpha", b"be", b"gamma-delta"]

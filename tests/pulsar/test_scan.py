@@ -15,7 +15,7 @@ from offload_pulsar.scanning import BucketScan, NamedAttempts, scan_bucket
 from pulsar_sets import DATA, SETS, objects_of, store_of, uid_of
 
 from offload.contracts.store import Body
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.store.memory import MemoryStore
 
 OTHER = UUID(int=5)

@@ -32,7 +32,7 @@ from offload import (
 )
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Span
-from offload.errors import Corrupt, Denied, Diverged, TryAgain
+from offload.ground.errors import Corrupt, Denied, Diverged, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_rabbitmq.amqp import AmqpMessage, Described, Symbol, Timestamp, data_bodies, decode, to_jsonable
 
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 
 
 def value_of(encoded: bytes) -> Any:

@@ -19,8 +19,8 @@ from stream_port import SUBSCRIBE, PortFault, StreamPort
 
 from offload import Session, build_chunk
 from offload.contracts.broker import CommittedChunk, LeadingNode
-from offload.errors import Denied, Misuse, NotOffloaded, OffloadError, TryAgain
 from offload.formats.chunk import ChunkHeader
+from offload.ground.errors import Denied, Misuse, NotOffloaded, OffloadError, TryAgain
 
 FOLDER: Final = "__orders_1795238999142852734"
 CHUNKS: Final = [

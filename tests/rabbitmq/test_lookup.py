@@ -16,12 +16,13 @@ from offload.formats.chunk_writer import build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset
 from offload.model.chunk_table import ChunkType
 from offload.model.position import AtEdge, AtOffset, AtTime, Position
+from offload.read.snapshots import attach as attach_at
 
 
 def attach(folder: Path, positions: list[Position]) -> list[int]:
     async def look_up() -> list[int]:
         async with await RabbitmqStream(folder, name="stream").snapshot() as snapshot:
-            return [await snapshot.attach(position) for position in positions]
+            return [await attach_at(snapshot, position) for position in positions]
 
     return asyncio.run(look_up())
 

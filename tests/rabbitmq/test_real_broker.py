@@ -30,16 +30,16 @@ from offload import (
     TierOptions,
 )
 from offload.contracts.broker import BrokerView
-from offload.errors import Denied, NotOffloaded, TryAgain
+from offload.follow.rules import FollowState, FollowStatus, Wait
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import Denied, NotOffloaded, TryAgain
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge
-from offload.session import as_offloader
+from offload.opening.backends import as_offloader
+from offload.restore.archived_parts import archived_parts
+from offload.restore.read_back import Comparison
+from offload.restore.target import publish as publish_parts
 from offload.store.memory import MemoryStore
-from offload.streams.archived_parts import archived_parts
-from offload.streams.follow_rules import FollowState, FollowStatus, Wait
-from offload.streams.read_back import Comparison
-from offload.streams.restore import publish as publish_parts
-from offload.streams.vouched import VouchedSource
 
 pytestmark = campaign("an imitation of the broker's port has the same claims")
 

@@ -15,9 +15,9 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.contracts.source import Snapshot
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
 from offload.formats.chunk import check_chunks
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
 from offload.local import sealed as sealed_module
 from offload.store.buffers import POOLED_SIZE_BYTES_MIN
 

@@ -22,7 +22,7 @@ from typing import Any
 from records.in_memory import plugins
 
 from offload import FolderLog, LedgerPolicy, ManagedLedger, Session, TierPlan
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 STREAM = "orders"
 POLICY = LedgerPolicy(deletion_lag_seconds=0.05, roll_seconds=None)

@@ -11,8 +11,8 @@ from servers.metadata import EtcdServer, MetadataServer, PostgresServer, served
 
 from offload import Body, ObjectStore
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX
-from offload.errors import Misuse, NoSpace, OffloadError, OutcomeUnknown, StoreDenied, TryAgain
-from offload.opening import open_store
+from offload.ground.errors import Misuse, NoSpace, OffloadError, OutcomeUnknown, StoreDenied, TryAgain
+from offload.opening.by_url import open_store
 
 PLUGINS = plugins()
 KIB = 1024

@@ -22,8 +22,8 @@ from offload import (
     TierPlan,
     verify,
 )
-from offload.errors import Fenced
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.ground.errors import Fenced
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.store.memory import MemoryStore
 
 REASON = (

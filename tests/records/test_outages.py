@@ -14,8 +14,8 @@ from records.in_memory import plugins
 from servers.metadata import MetadataServer
 
 from offload import LedgerOffloader, ObjectStore, Session, StreamReader, StreamWriter, TierPlan, verify
-from offload.errors import AlreadyExists, OutcomeUnknown, TryAgain
-from offload.opening import open_store
+from offload.ground.errors import AlreadyExists, OutcomeUnknown, TryAgain
+from offload.opening.by_url import open_store
 
 PLUGINS = plugins()
 QUICK = {"commit.timeout": 0.5, "patience_seconds": 60}

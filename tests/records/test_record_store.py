@@ -22,7 +22,7 @@ from offload import (
     TierPlan,
 )
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
-from offload.errors import AlreadyExists, Corrupt, Denied, Misuse
+from offload.ground.errors import AlreadyExists, Corrupt, Denied, Misuse
 from offload.store.memory import MemoryStore
 
 RECORDS = few(

@@ -11,7 +11,7 @@ from records.in_memory import plugins
 from servers.metadata import MetadataServer
 
 from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader, TierPlan
-from offload.opening import open_store
+from offload.opening.by_url import open_store
 from offload.store.memory import MemoryStore
 
 PLUGINS = plugins()

@@ -14,9 +14,9 @@ from osiris_writer import simple_chunks, write_stream
 from stream_broker import StreamBroker, beside
 
 from offload import MemoryHandle, StreamWriter, open_tier
-from offload.errors import NoSpace
+from offload.ground.errors import NoSpace
 from offload.model.part import StreamPart
-from offload.streams.read_back import OffsetMap, OffsetRun
+from offload.restore.read_back import OffsetMap, OffsetRun
 
 
 @pytest.fixture

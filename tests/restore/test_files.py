@@ -17,10 +17,10 @@ from osiris_data import DATA, INDEX_HEAD, SEGMENT_HEAD
 from osiris_data import chunks as chunks_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
-from offload.errors import TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
+from offload.ground.errors import TryAgain
 from offload.model.chunk_table import ChunkType
 
 SEGMENTS = {"tiny": 500_000_000, "batches": 500_000_000, "filtered": 700_000}

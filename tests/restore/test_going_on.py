@@ -24,19 +24,19 @@ from stream_broker import StreamBroker, running
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter, delete_stream
 from offload import sync as sync_all
 from offload.contracts.events import Event
-from offload.errors import Conflict, Diverged, Divergence, NotOffloaded, TryAgain
+from offload.copy.after_restore import begin_behind, restored_part
+from offload.copy.sync import StreamReport
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules
 from offload.formats.chunk import ChunkHeader
+from offload.ground.errors import Conflict, Diverged, Divergence, NotOffloaded, TryAgain
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge
+from offload.restore.archived_parts import ArchivedParts, archived_parts
+from offload.restore.read_back import Comparison
+from offload.restore.target import publish
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.archived_parts import ArchivedParts, archived_parts
-from offload.streams.behind import begin_behind, restored_part
-from offload.streams.follow_rules import FollowRules
-from offload.streams.follower import Follower
-from offload.streams.read_back import Comparison
-from offload.streams.restore import publish
-from offload.streams.sync import StreamReport
 from offload.upkeep.parts import link_copy
 from offload.upkeep.retention import Retention, trim
 

@@ -20,13 +20,13 @@ from offload_rabbitmq.stream_target import open_url
 from stream_broker import StreamBroker, running
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.errors import Corrupt, Diverged, NoSpace, TryAgain
+from offload.ground.errors import Corrupt, Diverged, NoSpace, TryAgain
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, PartOffset, Position
+from offload.restore.archived_parts import ArchivedParts, archived_parts
+from offload.restore.read_back import Comparison, OffsetMap
+from offload.restore.target import Restored, publish
 from offload.store.memory import MemoryStore
-from offload.streams.archived_parts import ArchivedParts, archived_parts
-from offload.streams.read_back import Comparison, OffsetMap
-from offload.streams.restore import Restored, publish
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 Shape = tuple[list[str], int]

@@ -32,16 +32,25 @@ from stream_broker import (
 
 from offload import ObjectStoreOffloader, OffloadError
 from offload.contracts.target import TargetMessages
-from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset, encode_blocks
+from offload.ground.errors import (
+    Corrupt,
+    Denied,
+    Diverged,
+    Misuse,
+    NoSpace,
+    NotOffloaded,
+    OutcomeUnknown,
+    TryAgain,
+)
 from offload.model.chunk_table import ChunkType
 from offload.model.position import PartOffset
-from offload.streams.read_back import Comparison, OffsetMap, OffsetRun
-from offload.streams.restore import Restored, origin_of, publish
-from offload.streams.salvage import Archive
+from offload.read.salvage import Archive
+from offload.restore.read_back import Comparison, OffsetMap, OffsetRun
+from offload.restore.target import Restored, origin_of, publish
 from offload.upkeep.retention import Retention, trim
 
 KINDS = st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=9).filter(

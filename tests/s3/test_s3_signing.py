@@ -14,7 +14,7 @@ from offload_s3.options import S3Options
 from offload_s3.store import S3Store
 
 from offload.contracts.signing import SignedReads
-from offload.errors import Denied, Misuse
+from offload.ground.errors import Denied, Misuse
 
 
 def signed(options: dict[str, Any], *, seconds: int = 3600) -> SignedReads:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from offload.service import asking
-from offload.service.asking import AskedProcess, ask_process
+from offload.service import client as asking
+from offload.service.client import AskedProcess, ask_process
 
 
 def asked(reply: bytes, *, pause_seconds: float = 0.0) -> AskedProcess:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from osiris_data import DATA
 
-from offload.errors import Misuse
+from offload.follow.rules import FollowState
+from offload.ground.errors import Misuse
+from offload.opening.session import Session
 from offload.service.assembly import open_service, shares
 from offload.service.config import BASE_SIZE_BYTES, UPLOAD_SIZE_BYTES, RunConfig
-from offload.session import Session
-from offload.streams.follow_rules import FollowState
 
 
 @pytest.mark.parametrize("offloaders", [1, 2, 3, 9])

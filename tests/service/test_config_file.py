@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from offload_s3.options import S3Options
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.service.config import RunConfig, UpkeepConfig
 from offload.service.config_file import load_config
 

@@ -11,6 +11,8 @@ from campaign import few
 from follower_world import World
 
 from offload import ObjectStoreOffloader
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
 from offload.service.costs import (
@@ -23,8 +25,6 @@ from offload.service.costs import (
 )
 from offload.service.preview import Growth, StreamPreview, _measured
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules
-from offload.streams.follower import Follower
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import sweep
 

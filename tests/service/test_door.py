@@ -16,17 +16,18 @@ from growing_source import GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader
 from offload.contracts.events import StreamPaused, StreamResumed
-from offload.errors import Misuse, NoSpace, NotOffloaded, TryAgain
-from offload.service import asking, http
-from offload.service.asking import ask_process, tell_process
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.gaps import SeenTail
+from offload.follow.rules import FollowRules, Verb
+from offload.ground.errors import Misuse, NoSpace, NotOffloaded, TryAgain
+from offload.service import client as asking
+from offload.service import http
+from offload.service.client import ask_process, tell_process
 from offload.service.commanding import Commanding, PauseNotes
 from offload.service.door import Door, connect_door, default_name, find_doors, open_door, runtime_folder
 from offload.service.health import Health
 from offload.service.http import door_routes, serve_door
 from offload.store.memory import MemoryStore
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowRules, Verb
-from offload.streams.gaps import SeenTail
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from offload.errors import Conflict
+from offload.ground.errors import Conflict
 from offload.service import instance_file
 from offload.service.instance_file import held_instance, instance_path
 

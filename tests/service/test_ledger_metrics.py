@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offload.contracts.events import AppendsHeld, LedgerRolled
-from offload.local.memory_log import MemoryLog
+from offload.log.memory_log import MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.ledgers import ManagedLedgers
 from offload.managed.policy import LedgerPolicy

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from offload.env import Env
-from offload.errors import Denied
+from offload.follow.follower import FollowState, FollowStatus
+from offload.ground.env import Env
+from offload.ground.errors import Denied
 from offload.service.health import Health
 from offload.service.notify import BEAT_SECONDS_MAX, Notifier, notifier_of
-from offload.streams.follower import FollowState, FollowStatus
 
 PAGE_SIZE_BYTES = 4096
 """systemd drops longer messages."""

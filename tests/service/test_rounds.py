@@ -11,15 +11,15 @@ from growing_source import GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader, TierOptions
 from offload.contracts.events import DamageFound, Event, UpkeepFinished
-from offload.env import Env
-from offload.errors import TryAgain
+from offload.copy.sync import sync
 from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import MARK_MS, MARKS_MAX, VerifyNotes
+from offload.ground.env import Env
+from offload.ground.errors import TryAgain
 from offload.service.config import RunConfig
 from offload.service.rounds import FOREIGN_SECONDS, VerifyRounds
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.sync import sync
 from offload.upkeep.sweep.tier import sweep
 from offload.upkeep.verify.tier import verify
 

@@ -20,19 +20,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from offload import ObjectStoreOffloader, Source
 from offload.contracts.events import CommitFailed, CommitInDoubt, DamageFound, Event
 from offload.contracts.metrics import BUCKET_SECONDS, StoreMetrics
-from offload.errors import Absent, Denied, Fenced, Misuse, OutcomeUnknown, StoreDenied, TryAgain
+from offload.follow.dispatcher import Dispatcher
+from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import Absent, Denied, Fenced, Misuse, OutcomeUnknown, StoreDenied, TryAgain
+from offload.opening.session import Session
+from offload.service.address import address_from, listen
 from offload.service.disk import DiskWatch
 from offload.service.health import Health
 from offload.service.http import routes, serve_http
-from offload.service.listening import address_from, listen
 from offload.service.metrics import OTHERS, ServiceMetrics
 from offload.service.process import serve
-from offload.session import Session
 from offload.store.memory import MemoryStore
-from offload.streams.dispatcher import Dispatcher
-from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus, Wait
-from offload.streams.vouched import VouchedSource
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 
 STANDBY = {"state": FollowState.STANDBY, "waits": Wait.LEADER, "waits_since_ms": 9000}
 BEHIND = STANDBY | {"committed_offset": 11, "lag_seconds": 0.0, "waited_seconds": 15.5}

@@ -11,16 +11,16 @@ from growing_source import GrowingStream
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
 from offload.contracts.events import Event, UpkeepFinished
-from offload.env import Env
-from offload.errors import Denied, StoreDenied, UnsupportedFormat
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules, FollowState
 from offload.formats.checksums import crc32c
+from offload.ground.env import Env
+from offload.ground.errors import Denied, StoreDenied, UnsupportedFormat
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
 from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.follower import Follower
 from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.retention import Retention

@@ -242,9 +242,9 @@ def test_prefixes_of_a_real_bucket_are_one_place(bucket: str) -> None:
         async with Session() as session:
             for url in (bucket, f"{bucket}/x/", f"{bucket}/x/y"):
                 session.tier(url)
-            [shared] = session._stores
+            [shared] = session._shared.stores
             assert shared.leases == 3
             session.tier(f"{bucket}/x", storage_options={"connections_max": "5"})
-            assert len(session._stores) == 2
+            assert len(session._shared.stores) == 2
 
     asyncio.run(scenario())

@@ -11,8 +11,8 @@ from uuid import UUID
 from protocol_judge import LIVE, REBUILDING
 from protocol_world import KEYS, STREAM, check_told
 
-from offload.errors import Conflict, OffloadError
 from offload.formats.keys import TIER_ANCHOR
+from offload.ground.errors import Conflict, OffloadError
 from offload.native.lost_anchors import restore_tier_anchor
 from offload.upkeep.rebuild.stream import rebuild
 from simulation.judgement import roots_in

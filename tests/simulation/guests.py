@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from protocol_world import STREAM
 
 from offload import MemoryHandle, build_chunk
-from offload.errors import Conflict, NotOffloaded, OutcomeUnknown
 from offload.formats.entries import messages
+from offload.ground.errors import Conflict, NotOffloaded, OutcomeUnknown
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
+from offload.write.job import Job
 from simulation.owners import broker_of
 
 if TYPE_CHECKING:

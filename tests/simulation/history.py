@@ -9,13 +9,13 @@ from math import ceil
 from protocol_judge import DATA, GROUP, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM
 
-from offload.errors import Corrupt
-from offload.streams.history import agreement
-from offload.streams.job import Job
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.copy.history import agreement
+from offload.ground.errors import Corrupt
+from offload.read.reader import StreamReader
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import Sweeper
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from simulation import accident, guests, locksmith, owners, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, Process, World, after

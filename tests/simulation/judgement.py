@@ -41,9 +41,9 @@ from protocol_judge import (
 )
 from protocol_world import source
 
-from offload.errors import Corrupt
 from offload.formats.fragment import FragmentTail
 from offload.formats.fragment_trailer import TRAILER, FragmentTrailer
+from offload.ground.errors import Corrupt
 from offload.model.manifest import Manifest
 from simulation.broker import Broker
 from simulation.keys import KeyHouse

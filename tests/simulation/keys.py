@@ -13,7 +13,7 @@ from uuid import UUID
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from offload.contracts.keys import KeyService
-from offload.errors import Denied, NoSuchKey, TryAgain
+from offload.ground.errors import Denied, NoSuchKey, TryAgain
 
 if TYPE_CHECKING:
     from simulation.store import SimulatedStore

@@ -26,10 +26,10 @@ from uuid import UUID
 from protocol_judge import DATA
 from protocol_world import KEYS, STREAM, WitnessedOffloader
 
-from offload.errors import Conflict, Corrupt, Denied, Fenced, Misuse, NotOffloaded
 from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
 from offload.formats.sealing import unwrapped
+from offload.ground.errors import Conflict, Corrupt, Denied, Fenced, Misuse, NotOffloaded
 from offload.model.attempt import Leftover
 from offload.model.labels import MasterKey
 from offload.model.manifest import AttemptKind, Manifest

@@ -26,9 +26,9 @@ from offload.commit.groups import GroupCache
 from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Resolve
-from offload.errors import Denied, NotFound, OffloadError, TryAgain
 from offload.formats.keys import StreamKeys
 from offload.formats.sealing import KEY_SECTION
+from offload.ground.errors import Denied, NotFound, OffloadError, TryAgain
 from offload.model.attempt import Receipt
 from offload.model.entry import NO_ENTRIES, Entries
 from offload.model.manifest import Manifest, StreamState
@@ -38,13 +38,13 @@ from offload.native.key_objects import decode_key_object, unwrap_key
 from offload.native.key_ring import KeyRing
 from offload.native.offloader import ObjectStoreOffloader
 from offload.native.stream_key import StreamEncryption
-from offload.streams.job import Job
-from offload.streams.reader import StreamWindows
-from offload.streams.writer import StreamWriter, always
+from offload.read.reader import StreamWindows
 from offload.upkeep.sweep import page as sweep_page
 from offload.upkeep.sweep import run as run_module
 from offload.upkeep.sweep.notes import SeenCondemned, Times
 from offload.upkeep.sweep.page import SweepPage, Why
+from offload.write.job import Job
+from offload.write.writer import StreamWriter, always
 from simulation import people
 from simulation.store import Life
 

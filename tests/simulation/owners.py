@@ -35,7 +35,8 @@ from offload.commit.guest import Trim
 from offload.commit.writer import Claim
 from offload.contracts.events import Event, LocalLedgerDeleted, Skipped
 from offload.contracts.log import LocalLedger
-from offload.errors import (
+from offload.formats.entries import messages
+from offload.ground.errors import (
     AlreadyRunning,
     Conflict,
     Denied,
@@ -45,13 +46,12 @@ from offload.errors import (
     OffloadError,
     StreamDeleted,
 )
-from offload.formats.entries import messages
-from offload.local.memory_log import MemoryDisk, MemoryLog
+from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import LedgerState, ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.manifest import Manifest
-from offload.streams.choice import ReadPriority
-from offload.streams.job import Job
+from offload.two_sides.choice import ReadPriority
+from offload.write.job import Job
 from simulation.broker import Broker
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from protocol_judge import DELETED
 from protocol_world import CHUNK_RECORDS, KEYS, STREAM, Ledger, chunk, timestamp_ms_of
 
 from offload.contracts.events import Event, Skipped
-from offload.errors import (
+from offload.copy.history import agreement, check_same_history, newest
+from offload.ground.errors import (
     Absent,
     Conflict,
     Diverged,
@@ -31,14 +32,13 @@ from offload.model.entry import entries_of_rows
 from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, AtOffset, AtTime
 from offload.model.tokens import token_of
-from offload.streams.history import agreement, check_same_history, newest
-from offload.streams.job import Job
-from offload.streams.reader import StreamReader, newer_manifest
-from offload.streams.writer import StreamWriter
+from offload.read.reader import StreamReader, newer_manifest
 from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import Sweeper, sweep
 from offload.upkeep.verify.tier import verify
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from simulation import locksmith
 from simulation.broker import Log
 from simulation.world import COMPACTED_SIZE_BYTES, Process, after

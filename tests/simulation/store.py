@@ -17,8 +17,8 @@ from protocol_world import KEYS
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
-from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
 from offload.formats.keys import TIER_ANCHOR, is_decisive
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
 from offload.store.spans import clip
 
 if TYPE_CHECKING:

@@ -44,11 +44,11 @@ from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, chunk
 from offload.contracts.events import Event, ManifestCommitted
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore, Unfinished
-from offload.env import Env
-from offload.errors import Corrupt, Denied, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, is_decisive
 from offload.formats.root import encode_root
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Denied, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.attempt import Receipt
 from offload.model.compression import Compression
 from offload.model.manifest import NOBODY, Manifest, StreamState
@@ -56,7 +56,7 @@ from offload.native import key_ring
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlace, TierPlan
 from offload.store.stack import stacked_store
-from offload.streams import writer as stream_writer
+from offload.write import writer as stream_writer
 from simulation import locksmith
 from simulation.broker import Broker
 from simulation.judgement import SimulationJudge

@@ -18,7 +18,7 @@ import pytest
 
 from offload import Manifest
 from offload.commit.log import RootLog
-from offload.streams.job import Job
+from offload.write.job import Job
 
 SECONDS_MAX: Final = 300
 """How long a driver may take. It is generous: the machine may be busy."""

@@ -18,12 +18,12 @@ from osiris_writer import simple_chunks, write_stream
 from spark.drivers import dying, end, run, start
 
 from offload import Blocking, StreamWriter
-from offload.errors import Conflict, Diverged, StreamDeleted
-from offload.opening import open_source
-from offload.streams.handles import CutHandle
-from offload.streams.job import Job
+from offload.ground.errors import Conflict, Diverged, StreamDeleted
+from offload.opening.by_url import open_source
+from offload.read.handles import CutHandle
 from offload.upkeep.copy.transfer import AnnouncedPart, TransferPart, upload
 from offload.upkeep.sweep.tier import sweep
+from offload.write.job import Job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +183,7 @@ def test_another_writer_that_appends_first_wins(spark: SparkSession, source: str
 RUN = """
 import os, signal, sys
 from offload_spark import session
-from offload.streams.job import Job
+from offload.write.job import Job
 from offload_spark.jobs.backfill import backfill
 
 source, url, when = sys.argv[1:]

@@ -15,7 +15,7 @@ from spark.conftest import SQLITE_LEDGER
 from spark.in_process import Tier
 
 from offload import StreamWriter
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

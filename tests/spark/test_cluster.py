@@ -138,7 +138,7 @@ def test_executors_take_credentials_from_their_own_environment(
     done = submitted(standalone, tmp_path, APP, *words, env=secrets, conf=given)
 
     assert refused.returncode != 0
-    assert "offload.errors.StoreDenied" in refused.stdout
+    assert "offload.ground.errors.StoreDenied" in refused.stdout
     check(done)
 
 
@@ -156,7 +156,7 @@ def test_executors_without_network_to_the_store_fail_with_its_address(
     done = submitted(standalone, tmp_path, APP, url, f"{tmp_path}/derived", "{}", env=driver, conf=given)
 
     assert done.returncode != 0
-    assert "offload.errors.TryAgain" in done.stdout
+    assert "offload.ground.errors.TryAgain" in done.stdout
     assert "nothing answers at http://127.0.0.1:9" in done.stdout
 
 

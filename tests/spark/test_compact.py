@@ -19,14 +19,14 @@ from spark.drivers import dying, run
 from offload import Blocking, Plugins, StreamWriter
 from offload.commit.guest import Delete
 from offload.contracts.events import Event
-from offload.errors import StreamDeleted
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import StreamDeleted
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions
-from offload.opening import open_tier
-from offload.streams.reader import StreamReader
-from offload.streams.tables import _tables_of
+from offload.opening.by_url import open_tier
+from offload.read.reader import StreamReader
+from offload.read.tables import _tables_of
 from offload.upkeep.compact.stream import Compaction, copied
 from offload.upkeep.retention import Retention, trim
 from offload.upkeep.sweep.tier import sweep
@@ -183,7 +183,7 @@ RUN = """
 import os, signal, sys
 from offload_spark import session
 from offload_spark.jobs import compact
-from offload.streams.job import Job
+from offload.write.job import Job
 
 url, when, size = sys.argv[1:]
 real, seen = Job.replace, []

@@ -22,12 +22,12 @@ from servers.session import Session
 from spark.drivers import dying, run
 
 from offload import Blocking, Plugins, StreamWriter
-from offload.errors import Diverged, NotOffloaded
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Diverged, NotOffloaded
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions
-from offload.opening import open_source, open_tier
+from offload.opening.by_url import open_source, open_tier
 from offload.upkeep.copy.transfer import Fetch
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import sweep
@@ -255,7 +255,7 @@ import os, signal, sys
 from offload_spark import session
 from offload_spark.jobs import transfer, transfer_tasks
 from offload_spark.jobs.copy import copy
-from offload.streams.job import Job
+from offload.write.job import Job
 
 source, target, when, size = sys.argv[1:]
 real = Job.append

@@ -24,7 +24,7 @@ from spark.in_process import PLUGINS, Tier, tier
 from offload import Blocking
 from offload.arrow.batches import BatchMaker
 from offload.contracts.events import DamageFound
-from offload.errors import Absent, Corrupt, Misuse
+from offload.ground.errors import Absent, Corrupt, Misuse
 from offload.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from offload_spark.source import OffloadDataSource
 from osiris_writer import simple_chunks, write_stream
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from offload.errors import Corrupt, Misuse
 from offload.formats.anchor import KeyObject
+from offload.ground.errors import Corrupt, Misuse
 from offload.native.key_objects import unwrap_key
 
 if TYPE_CHECKING:

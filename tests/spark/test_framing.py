@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_spark.framing import CHUNK_RECORDS_MAX, CHUNK_SIZE_BYTES_MAX, Framer
 
-from offload.errors import Misuse
 from offload.formats.chunk import check_chunks, scan
 from offload.formats.records import record_runs
+from offload.ground.errors import Misuse
 
 US = pa.timestamp("us", tz="Europe/Paris")  # Spark writes times in the zone of its session
 Row = tuple[int, int, bytes]

@@ -13,7 +13,7 @@ from offload_spark import register
 from offload_spark.java import java_home, prepare
 from offload_spark.session import check_version
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 def test_an_installed_java_is_used(tmp_path: Path) -> None:

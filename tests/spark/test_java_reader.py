@@ -40,11 +40,11 @@ from spark.java_tasks import (
 )
 
 from offload import Blocking, MemoryHandle, build_chunk
-from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import crc32c
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries
 from offload.formats.fragment import FragmentTail
+from offload.ground.errors import Corrupt, Misuse
 from offload.native.place import TierPlan
 
 if TYPE_CHECKING:

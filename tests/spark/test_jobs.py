@@ -18,7 +18,7 @@ from offload_spark.jobs.verify import verify
 from spark.drivers import CHEAP_JVM, SECONDS_MAX
 
 from offload import Blocking, VerifyReport
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,8 @@ from spark.in_process import Tier, tier
 from spark.test_parts import begin, write
 
 from offload import Blocking
-from offload.env import Env
-from offload.errors import StreamDeleted, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import StreamDeleted, TryAgain
 from offload.upkeep.retention import delete_stream
 
 STREAMS = 40

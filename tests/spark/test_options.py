@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions, StreamChoice, WriteOptions
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.compression import Compression
 
 

@@ -15,7 +15,7 @@ from offload_spark.tailing import Mark, TailLimit, initial, latest, plan_between
 from spark.in_process import Tier, tier
 
 from offload import Blocking, StreamWriter
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.part import StreamPart
 
 if TYPE_CHECKING:

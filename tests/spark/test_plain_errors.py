@@ -9,14 +9,14 @@ from offload_spark.jobs.export import BatchTally, Exported
 from offload_spark.jobs.plain_errors import LINES_MAX, cause_of, plain_errors
 from pyspark.errors import PySparkException
 
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 
 JAVA = "\n".join(f"\tat org.apache.spark.scheduler.Step{n}.run(Step.scala:{n})" for n in range(40))
 TRACE = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times:
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/site-packages/offload_spark/scan.py", line 90, in batches
     raise hole.error()
-offload.errors.Corrupt: stream 'orders': offsets [3, 4) are damaged
+offload.ground.errors.Corrupt: stream 'orders': offsets [3, 4) are damaged
 
 """
 FOREIGN = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times:

@@ -16,8 +16,8 @@ from offload_spark.planning import FRAGMENTS_MAX, PlannedPiece, partitions_of
 from spark.in_process import Tier, rows_of, tier
 
 from offload.contracts.store import Span
-from offload.errors import Misuse, NotOffloaded, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Misuse, NotOffloaded, StreamDeleted
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import sweep
 

@@ -13,10 +13,10 @@ from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, Plugins
 from offload.commit.log import RootLog
-from offload.errors import Conflict
+from offload.ground.errors import Conflict
 from offload.model.manifest import Manifest, StreamState
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
-from offload.opening import open_tier
+from offload.opening.by_url import open_tier
 from offload.upkeep.rebuild.report import RebuildReport
 from offload.upkeep.rebuild.stream import rebuild as rebuild_alone
 

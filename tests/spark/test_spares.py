@@ -16,7 +16,7 @@ from campaign import CAMPAIGN, campaign, few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_spark.framing import Framer
-from offload_spark.spares import Spares
+from offload_spark.spare_attempts import Spares
 from offload_spark.spool import Spool
 from offload_spark.writing import Begun, Ticket, WrittenPart, commit, give_up, upload
 from protocol_world import STREAM, Crash, Ledger, Process, World
@@ -24,7 +24,7 @@ from protocol_world import STREAM, Crash, Ledger, Process, World
 from offload import Blocking, Manifest, ObjectStoreOffloader, StreamWriter
 from offload.commit.job import Announce
 from offload.commit.writer import Claim
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from offload_spark.known import KnownStreams
 from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
 from spark.in_process import Tier, tier
 
-from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
+from offload.ground.errors import Misuse, NotOffloaded, UnsupportedFormat
 from offload.store.memory import MemoryStore
 from offload.upkeep.retention import Retention, delete_stream, trim
 

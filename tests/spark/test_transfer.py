@@ -15,11 +15,10 @@ from offload_spark.jobs.transfer_tasks import tasks_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, Corrupt
+from offload.ground.errors import Absent, Corrupt
 from offload.model.attempt import Leftover
 from offload.model.entry import Entry
 from offload.store.memory import MemoryStore
-from offload.streams.job import Job
 from offload.upkeep.copy.transfer import (
     AnnouncedPart,
     Fetch,
@@ -30,6 +29,7 @@ from offload.upkeep.copy.transfer import (
     read_back,
     upload,
 )
+from offload.write.job import Job
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 OWN = {ONE: 0, OTHER: 0}

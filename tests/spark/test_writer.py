@@ -19,7 +19,7 @@ from spark.drivers import end
 from spark.drivers import start as start_driver
 
 from offload import Blocking
-from offload.errors import Misuse, NotOffloaded
+from offload.ground.errors import Misuse, NotOffloaded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

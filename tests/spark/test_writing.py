@@ -32,10 +32,10 @@ from spark.in_process import Tier, tier
 
 from offload import Blocking, Manifest
 from offload.commit.guest import Delete
-from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
 from offload.model.manifest import AttemptKind
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, trim
+from offload.write.writer import StreamWriter
 
 NUMBERS = count(37)
 """Numbers of tries. Spark gives each try its own."""

@@ -18,7 +18,9 @@ from offload_conformance import Asynchronous, Run
 from offload.contracts.metrics import REQUEST_OUTCOMES, StoreMetrics, outcome_of
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Unfinished
-from offload.errors import (
+from offload.formats.checksums import crc32c
+from offload.formats.keys import is_decisive, sides_of
+from offload.ground.errors import (
     AlreadyExists,
     Denied,
     Misuse,
@@ -29,8 +31,6 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
-from offload.formats.checksums import crc32c
-from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore

@@ -17,7 +17,7 @@ from offload_conformance.asynchronous import Asynchronous, Run
 
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import Body
-from offload.errors import Misuse, Throttled, TryAgain
+from offload.ground.errors import Misuse, Throttled, TryAgain
 from offload.store.limit import LimitedStore
 from offload.store.memory import MemoryStore
 from offload.store.rate import Rate

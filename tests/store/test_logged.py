@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from offload.contracts.store import Body, Span
-from offload.errors import NotFound
+from offload.ground.errors import NotFound
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore

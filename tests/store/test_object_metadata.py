@@ -15,16 +15,16 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import check_metadata, metadata_size, read_metadata
 from offload.contracts.records import RecordLimits
 from offload.contracts.store import Body, ObjectStore, Upload
-from offload.env import Env
-from offload.errors import Corrupt, Misuse, TryAgain
 from offload.formats.keys import is_decisive, sides_of
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.hashed import HashedStore
 from offload.store.limit import LimitedStore
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.store.parts import put_in_parts
+from offload.store.multipart import put_in_parts
 from offload.store.prefix import PrefixStore
 from offload.store.read_only import ReadOnlyStore
 from offload.store.records import RecordStore

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.contracts.store import Body, Upload
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
-from offload.store.parts import put_in_parts
+from offload.store.multipart import put_in_parts
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from offload.contracts.events import Event, Waiting
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix
-from offload.errors import (
+from offload.ground.errors import (
     AlreadyExists,
     Denied,
     Misuse,

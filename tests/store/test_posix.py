@@ -19,7 +19,7 @@ from offload_posix.failures import failure
 from offload_posix.walk import walk
 
 from offload.contracts.store import Body, Listed
-from offload.errors import (
+from offload.ground.errors import (
     Denied,
     Misuse,
     NoSpace,

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from offload_posix import PosixStore
 
 from offload.contracts.store import Body, Span, Suffix
-from offload.errors import AlreadyExists, NotFound
+from offload.ground.errors import AlreadyExists, NotFound
 
 T = TypeVar("T")
 

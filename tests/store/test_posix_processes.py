@@ -16,7 +16,7 @@ from offload.contracts.store import Body
 
 PRELUDE = """
 import asyncio, os, sys
-from offload.errors import *
+from offload.ground.errors import *
 from offload.contracts.store import Body
 from offload_posix import PosixStore
 root = sys.argv[1]

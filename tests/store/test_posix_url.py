@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from offload_posix.url import open_url
 
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 
 
 @pytest.mark.parametrize(

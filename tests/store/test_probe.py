@@ -12,8 +12,8 @@ import pytest
 
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST, Capabilities
 from offload.contracts.store import Body, ObjectStore
-from offload.env import Env
-from offload.errors import Denied, OffloadError, OutcomeUnknown, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, OffloadError, OutcomeUnknown, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.probe import make_sure_of_create

@@ -9,7 +9,7 @@ import pytest
 
 from offload.contracts.opening import RequestLimits
 from offload.contracts.signing import SignedReads, SignsReads
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore
 from offload.store.memory import MemoryStore

@@ -19,7 +19,7 @@ from offload_keys import open_environment
 from offload import Compression, ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body
-from offload.errors import Corrupt, Misuse, NoSpace
+from offload.ground.errors import Corrupt, Misuse, NoSpace
 from offload.model.labels import MasterKey
 from offload.native import spool
 from offload.native.key_ring import KeyRing

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from offload import ManagedLedger, Session, StreamReader
 from offload.contracts.metrics import StoreMetrics
 from offload.contracts.store import Body
-from offload.env import Env
-from offload.errors import Throttled
-from offload.local.memory_log import MemoryLog
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules
+from offload.ground.env import Env
+from offload.ground.errors import Throttled
+from offload.log.memory_log import MemoryLog
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.streams.follow_rules import FollowRules
-from offload.streams.follower import Follower
 
 
 @pytest.fixture
@@ -144,7 +144,8 @@ def test_a_listing_that_its_consumer_ends_is_ok() -> None:
 
 def test_the_core_does_not_import_opentelemetry() -> None:
     script = (
-        "import sys, offload.service.seeing, offload.store.metrics; print('opentelemetry' in sys.modules)"
+        "import sys, offload.service.observability, offload.store.metrics; "
+        "print('opentelemetry' in sys.modules)"
     )
 
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -91,6 +91,9 @@ def test_the_folder_to_write_into_must_exist(tmp_path: Path) -> None:
 
 def test_the_command_is_found_without_pytest() -> None:
     """Every `offload` lists the command, so it must be quick and need no extra."""
-    script = "import sys; from offload.plugins import Plugins; Plugins.find(); print('pytest' in sys.modules)"
+    script = (
+        "import sys; from offload.opening.plugins import Plugins; Plugins.find(); "
+        "print('pytest' in sys.modules)"
+    )
 
     assert run(sys.executable, "-c", script, cwd=Path.cwd(), env=environment()) == "False\n"

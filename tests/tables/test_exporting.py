@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from offload_conformance import ledger_of, ledgers
 from tables.tier_in_memory import Row, World, rows_of, world
 
-from offload import Blocking, PartOffset, StreamPart, exporting
+from offload import Blocking, PartOffset, StreamPart
 from offload import open as open_tables
-from offload.errors import Misuse, NotOffloaded
-from offload.exporting import ExportFormat, export_stream
+from offload.ground.errors import Misuse, NotOffloaded
+from offload.opening.by_url import exporting
+from offload.opening.exporting import ExportFormat, export_stream
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 

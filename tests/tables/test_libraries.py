@@ -20,11 +20,11 @@ import pytest
 from offload_conformance import ledger_of, ledgers
 from tables.tier_in_memory import World, world
 
-from offload.errors import Corrupt
 from offload.formats.chunk_writer import build_chunk
-from offload.local.memory_handle import MemoryHandle
+from offload.ground.errors import Corrupt
+from offload.log.memory_handle import MemoryHandle
+from offload.opening.tables import ArrowStream
 from offload.store.faults import Fault, Rule
-from offload.tables import ArrowStream
 
 
 @pytest.fixture

@@ -23,16 +23,17 @@ from offload_conformance import MemoryLedger, ledger_of, ledgers
 from tables.tier_in_memory import World, rows_of, world
 
 import offload
-from offload import AtOffset, AtTime, Blocking, PartOffset, tables
+from offload import AtOffset, AtTime, Blocking, PartOffset
 from offload.arrow.batches import _Made
-from offload.errors import Corrupt, Misuse, NotOffloaded, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.records import RecordRun
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded, StreamDeleted
+from offload.opening.by_url import tables
+from offload.opening.tables import ArrowStream, ArrowTier
+from offload.read.batches import Window
 from offload.store.faults import Fault, Rule
-from offload.streams.batches import Window
-from offload.tables import ArrowStream, ArrowTier
 from offload.upkeep.retention import Retention, trim
 from offload.upkeep.sweep.tier import sweep
 

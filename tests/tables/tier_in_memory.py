@@ -9,9 +9,9 @@ import pyarrow as pa
 from offload_conformance import MemoryLedger
 
 from offload import Blocking, ObjectStoreOffloader, Plugins, StreamPart, StreamWriter
+from offload.opening.tables import ArrowTier
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tables import ArrowTier
 
 Row = tuple[int, int, int, bytes]
 """The part, offset, timestamp and value of a message."""

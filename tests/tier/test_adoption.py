@@ -12,13 +12,13 @@ from offload_conformance.ledgers import MemoryLedger, ledger_of
 
 from offload import MemoryHandle, ObjectStoreOffloader, Snapshot, StreamWriter, TierOptions, build_chunk
 from offload.contracts.store import Body
+from offload.copy.history import source_agrees
 from offload.formats.checksums import crc32c
 from offload.formats.fragment_trailer import TRAILER
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover
 from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore
-from offload.streams.history import source_agrees
 
 
 @dataclass

@@ -10,9 +10,9 @@ from offload_conformance.ledgers import ledger_of
 from split_tier import ROOTS, split_tier
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded
 from offload.native.lost_anchors import NO_COMMIT_STORE
 from offload.native.place import TierPlan
 from offload.store.hashed import folder_of

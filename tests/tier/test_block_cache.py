@@ -29,16 +29,16 @@ from offload import (
     delete_stream,
     trim,
 )
+from offload.cache.memory import AGE_SECONDS
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 from offload.model.labels import MasterKey
 from offload.native.fragment_reader import FragmentHandle
 from offload.native.key_ring import KeyRing
 from offload.native.view import ObjectView
+from offload.read.batches import Window
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.batches import Window
-from offload.streams.room import AGE_SECONDS
 
 READERS = 8
 RECORDS = 60

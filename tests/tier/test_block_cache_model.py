@@ -36,14 +36,14 @@ from offload import (
     build_chunk,
     trim,
 )
+from offload.cache.contents import Block, KeptState, KeptTail
+from offload.cache.memory import AGE_SECONDS
 from offload.commit.groups import entry_key
 from offload.contracts.events import Event, Skipped
 from offload.formats.keys import StreamKeys
+from offload.read.batches import Window, messages_of
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.batches import Window, messages_of
-from offload.streams.kept import Block, KeptState, KeptTail
-from offload.streams.room import AGE_SECONDS
 from offload.upkeep.compact.stream import compact
 
 READERS_MAX = 4

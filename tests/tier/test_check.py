@@ -16,8 +16,8 @@ from split_tier import Overwriting
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
-from offload.env import Env
-from offload.errors import AlreadyExists, Denied, NoSpace, NotFound, OffloadError
+from offload.ground.env import Env
+from offload.ground.errors import AlreadyExists, Denied, NoSpace, NotFound, OffloadError
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator, UploadDecorator
 from offload.upkeep.check import CheckReport, CheckVerdict, check, check_master_key

@@ -9,8 +9,8 @@ from offload_conformance import ledger_of
 from offload import Job, ObjectStoreOffloader, StreamReader, StreamWriter
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.tokens import token_for, token_of
+from offload.read.handles import CutHandle
 from offload.store.memory import MemoryStore
-from offload.streams.handles import CutHandle
 from offload.upkeep.compact.stream import compact
 
 GROWTH = [*range(0, 60, 10)]

@@ -16,8 +16,8 @@ from offload_conformance.ledgers import ledger_of
 from sweep_yard import KEYS, Yard, run
 
 from offload import Misuse, ObjectStoreOffloader, StreamWriter, verify
-from offload.errors import Absent
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Absent
 from offload.store.memory import MemoryStore
 from offload.upkeep.sweep.page import name_of, row_key, rows_named
 from offload.upkeep.sweep.tier import sweep

@@ -16,10 +16,10 @@ from offload_conformance.ledgers import MemoryLedger
 
 from offload import Misuse, ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions, TierPlan
 from offload.contracts.store import Span, Suffix
-from offload.errors import Corrupt
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt
 from offload.model.attempt import Attempt
 from offload.model.compression import Compression
 from offload.model.entry import entries_of_rows

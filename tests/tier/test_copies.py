@@ -10,12 +10,12 @@ from uuid import UUID
 import pytest
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter, build_chunk
-from offload.env import Env
-from offload.errors import Absent, Conflict, Corrupt
+from offload.ground.env import Env
+from offload.ground.errors import Absent, Conflict, Corrupt
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.job import Job
 from offload.upkeep.copy.tier import Copied, copy
+from offload.write.job import Job
 
 
 async def source(bodies: Sequence[bytes]) -> ObjectStoreOffloader:

@@ -16,8 +16,8 @@ import small_tier
 from campaign import CAMPAIGN
 from small_tier import Delivered, Objects, marked_chunks
 
-from offload.errors import Corrupt, OffloadError
 from offload.formats.fragment_trailer import HEADER
+from offload.ground.errors import Corrupt, OffloadError
 
 FRAGMENTS = {0: marked_chunks(2), 10: marked_chunks(1, first_number=2), 15: marked_chunks(2, first_number=3)}
 """The first offset and the chunks of each fragment of `marked`."""

@@ -12,9 +12,9 @@ from small_tier import Objects
 from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import DamageFound, Event
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Corrupt, TryAgain, UnsupportedFormat
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, TryAgain, UnsupportedFormat
 from offload.native.adoption import find_complete
 from offload.store.checked import checked
 from offload.store.faults import Fault, FaultyStore, Rule

@@ -7,8 +7,8 @@ from key_world import World, fence, run
 from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
-from offload.errors import Conflict
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Conflict
 from offload.model.attempt import Attempt
 from offload.store.faults import FaultyStore
 from offload.upkeep.retention import Retention, trim

@@ -9,9 +9,9 @@ import pytest
 from split_tier import split_tier
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.env import Env
-from offload.errors import OutcomeUnknown
 from offload.formats.keys import TIER_ANCHOR
+from offload.ground.env import Env
+from offload.ground.errors import OutcomeUnknown
 from offload.native.anchors import CREATES_MAX
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore

@@ -13,10 +13,10 @@ from key_world import LABEL, Service, World, append, is_encrypted, read, run
 from offload_conformance.ledgers import ledger_of
 
 from offload import StreamWriter
-from offload.errors import Conflict, Denied, NoSuchKey, OffloadError, TryAgain
+from offload.ground.errors import Conflict, Denied, NoSuchKey, OffloadError, TryAgain
 from offload.native.key_ring import KeyRing
-from offload.streams.job import Job
 from offload.upkeep.copy.tier import Copied, copy
+from offload.write.job import Job
 
 Trouble = Callable[[World], KeyRing | None]
 """Makes some trouble, and returns the ring of the next process."""

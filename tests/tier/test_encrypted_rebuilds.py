@@ -10,8 +10,8 @@ from offload_conformance.ledgers import ledger_of
 from offload_keys import open_environment
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.errors import Denied
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Denied
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
 from offload.native.key_ring import KeyRing

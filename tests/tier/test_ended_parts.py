@@ -15,11 +15,11 @@ from key_world import Service, World, run
 from rivals import Act, Process, at_every_moment, nothing
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.errors import Conflict, Denied, NotOffloaded, OffloadError, StreamDeleted
+from offload.copy.next_part import record_part
+from offload.follow.follower import Follower
+from offload.follow.rules import FollowRules
+from offload.ground.errors import Conflict, Denied, NotOffloaded, OffloadError, StreamDeleted
 from offload.model.part import StreamPart
-from offload.streams.follow_rules import FollowRules
-from offload.streams.follower import Follower
-from offload.streams.parts import record_part
 from offload.upkeep.parts import delete_parts, live_manifests
 from offload.upkeep.shred import plan_parts, shred
 

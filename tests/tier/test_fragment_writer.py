@@ -21,11 +21,11 @@ from offload_posix import PosixStore
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body
-from offload.errors import Corrupt, OutcomeUnknown
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.fragment import SOURCE_EPOCH
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt, OutcomeUnknown
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.compression import Compression
 from offload.model.labels import MasterKey

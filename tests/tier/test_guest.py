@@ -30,7 +30,7 @@ from offload.model.attempt import Attempt
 from offload.model.manifest import AttemptKind
 from offload.model.tokens import token_for, token_of
 from offload.store.memory import MemoryStore
-from offload.streams.job import attempts_of
+from offload.write.job import attempts_of
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -28,8 +28,8 @@ from offload import (
     trim,
 )
 from offload.contracts.events import Event, Skipped
-from offload.errors import AnchorLost
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import AnchorLost
 from offload.model.part import StreamPart
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore

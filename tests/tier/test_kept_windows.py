@@ -16,7 +16,7 @@ import pytest
 from offload import MemoryHandle, StreamReader, StreamWriter, build_chunk, open_tier
 from offload.contracts.store import Buffer
 from offload.formats.fragment import FragmentTail
-from offload.streams import windows as windows_module
+from offload.read import windows as windows_module
 
 WINDOW_SIZE_BYTES = 1024 * 1024
 CHUNKS = 24

@@ -18,10 +18,19 @@ from offload_conformance.ledgers import ledger_of
 from offload import ObjectStoreOffloader, Retention, StreamWriter, TierOptions, delete_stream, trim
 from offload.contracts.keys import KeyService
 from offload.contracts.store import Span, Suffix
-from offload.errors import Absent, AlreadyExists, Conflict, Denied, Misuse, NoSuchKey, OffloadError, TryAgain
 from offload.formats.anchor import KeyObject, TierAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.ground.errors import (
+    Absent,
+    AlreadyExists,
+    Conflict,
+    Denied,
+    Misuse,
+    NoSuchKey,
+    OffloadError,
+    TryAgain,
+)
 from offload.model.chunk_table import WINDOW_SIZE_BYTES
 from offload.model.labels import MasterKey
 from offload.native.key_objects import TRIED_MAX

@@ -15,13 +15,13 @@ from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
 from offload.contracts.store import Buffer, Span
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import entries_of_rows
 from offload.model.position import AtTime
+from offload.read import windows as windows_module
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams import windows as windows_module
 
 RECORDS = 24
 """One record to a chunk, in four ledgers of six, and so in four fragments."""

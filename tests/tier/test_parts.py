@@ -9,15 +9,15 @@ import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.errors import AnchorLost, Conflict, Misuse, StreamDeleted
+from offload.copy.next_part import newest_part
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import STREAM_SIZE_BYTES_MAX, StreamKeys
+from offload.ground.errors import AnchorLost, Conflict, Misuse, StreamDeleted
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.native.place import TierPlan
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.parts import newest_part
 from offload.upkeep.retention import delete_stream
 
 

@@ -20,9 +20,9 @@ from offload import ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, o
 from offload import sync as sync_all
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import Denied, Misuse
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, is_decisive, sides_of
+from offload.ground.errors import Denied, Misuse
 from offload.native.place import TierPlan
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.memory import MemoryStore

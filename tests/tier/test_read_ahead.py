@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from cache_world import CacheWorld, checked, run
 
-from offload.streams.kept import Block
-from offload.streams.paces import Pace, Paces
-from offload.streams.room import Room
+from offload.cache.contents import Block
+from offload.cache.memory import Room
+from offload.cache.reader_speeds import Pace, Paces
 
 RECORDS = 900
 

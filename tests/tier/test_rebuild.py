@@ -18,8 +18,8 @@ from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.commit.log import Step
-from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, RootsLost
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, RootsLost
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState

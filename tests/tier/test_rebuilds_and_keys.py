@@ -9,9 +9,9 @@ import pytest
 from key_world import World, append, read, run
 
 from offload import Retention, delete_stream, trim
-from offload.errors import Denied
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Denied
 from offload.upkeep.rebuild.stream import rebuild
 from offload.upkeep.sweep.tier import sweep
 

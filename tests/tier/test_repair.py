@@ -11,15 +11,15 @@ from growing_source import GrowingSource, GrowingStream
 from key_world import World as KeyWorld
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions, build_chunk
-from offload.errors import Corrupt, Denied, Diverged, NotOffloaded, OffloadError
+from offload.copy.sync import sync
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
-from offload.local.memory_handle import MemoryHandle
+from offload.ground.errors import Corrupt, Denied, Diverged, NotOffloaded, OffloadError
+from offload.log.memory_handle import MemoryHandle
 from offload.model.part import StreamPart
 from offload.native.key_ring import KeyRing
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.sync import sync
 from offload.upkeep.copy.tier import copy
 from offload.upkeep.repair import Compared, Elsewhere, RepairedFragment, of_source, of_tier, repair_stream
 from offload.upkeep.sweep.tier import sweep

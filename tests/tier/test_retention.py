@@ -24,10 +24,10 @@ from offload import Conflict, Env, Misuse, NotOffloaded, ObjectStoreOffloader, S
 from offload.commit.guest import Abort, Trim
 from offload.commit.log import RootLog
 from offload.commit.writer import Append, Claim, Prepare
-from offload.errors import Absent, Corrupt, Fenced
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import Absent, Corrupt, Fenced
 from offload.model.entry import TOTALS, Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
 from offload.store.faults import Fault, FaultyStore, Rule

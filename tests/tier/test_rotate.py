@@ -20,7 +20,9 @@ from offload_conformance.ledgers import ledger_of
 from rivals import Process, at_every_moment, crash
 
 from offload import StreamWriter, delete_stream
-from offload.errors import (
+from offload.formats.anchor import KeyObject
+from offload.formats.keys import StreamKeys
+from offload.ground.errors import (
     Conflict,
     Corrupt,
     Denied,
@@ -31,8 +33,6 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.anchor import KeyObject
-from offload.formats.keys import StreamKeys
 from offload.native.key_objects import decode_key_object, store_key, unwrap_key
 from offload.native.key_ring import KEPT_SECONDS
 from offload.store.faults import Fault, Rule

@@ -20,7 +20,9 @@ from rivals import Process, at_every_moment, crash
 
 from offload import Retention, StreamReader, StreamWriter, delete_stream, trim
 from offload.contracts.store import Listed
-from offload.errors import (
+from offload.formats.anchor import KeyObject, TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.ground.errors import (
     Conflict,
     Denied,
     Misuse,
@@ -30,8 +32,6 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.anchor import KeyObject, TierAnchor
-from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.native.key_objects import store_key, unwrap_key
 from offload.native.key_ring import KEPT_SECONDS
 from offload.store.faults import FaultyStore

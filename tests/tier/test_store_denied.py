@@ -13,8 +13,8 @@ from osiris_data import DATA, STREAMS
 
 from offload import ObjectStoreOffloader, Plugins, StreamReport, open_source, sync
 from offload.contracts.store import Unfinished
-from offload.errors import Denied, OffloadError, StoreDenied
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
+from offload.ground.errors import Denied, OffloadError, StoreDenied
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.upkeep.sweep.report import SweepReport

@@ -12,11 +12,11 @@ from offload_conformance.ledgers import ledger_of
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
 from offload.contracts.events import Event, ManifestCommitted
 from offload.contracts.store import Body
-from offload.env import Env
-from offload.errors import TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import TryAgain
+from offload.read.handles import CutHandle
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.handles import CutHandle
 
 
 def test_a_commit_names_a_limited_number_of_fragments() -> None:

@@ -36,12 +36,12 @@ from offload import sync as sync_all
 from offload.commit.writer import Resolve
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Listed, ObjectStore, Unfinished
-from offload.env import Env
-from offload.errors import Denied, Misuse, RootsLost, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
+from offload.ground.env import Env
+from offload.ground.errors import Denied, Misuse, RootsLost, TryAgain
 from offload.model.entry import NO_ENTRIES
 from offload.model.manifest import StreamState
 from offload.store.faults import Call, Fault, FaultyStore, Rule

@@ -13,9 +13,9 @@ from sweep_yard import KEYS, STREAM, Stalled, Yard, run
 
 from offload.commit.rebuild import Fence
 from offload.contracts.store import Listed
-from offload.errors import RootsLost
 from offload.formats.anchor import KeyObject
 from offload.formats.checksums import crc32c
+from offload.ground.errors import RootsLost
 from offload.upkeep.sweep.page import Going, SweepVerdict, Why, name_of
 from offload.upkeep.sweep.report import SweepReport
 from offload.upkeep.sweep.tier import sweep

@@ -11,12 +11,12 @@ from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, Snapshot, Source, SourceStream, StreamReport, sync
 from offload.contracts.capabilities import Capabilities
+from offload.copy.sync import STREAMS_AT_ONCE
 from offload.formats.keys import TIER_ANCHOR
 from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.store.probe import PROBE
-from offload.streams.sync import STREAMS_AT_ONCE
 
 NAMES = [f"stream-{number:02}" for number in range(3 * STREAMS_AT_ONCE)]
 PATIENCE_SECONDS = 60.0

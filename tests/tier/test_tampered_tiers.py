@@ -23,7 +23,6 @@ from made_fragments import Draft, data_key, fragment_of, tail_of, with_flipped_b
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter, verify
-from offload.errors import OffloadError
 from offload.formats.anchor import KeyObject, TierAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import encode_description
@@ -31,6 +30,7 @@ from offload.formats.fragment_trailer import HEADER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.root import decode_root, encode_root
 from offload.formats.sealing import KEY_SECTION
+from offload.ground.errors import OffloadError
 from offload.native.fragment_writer import entry_of
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore

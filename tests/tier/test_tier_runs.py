@@ -13,10 +13,10 @@ from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.contracts.ledger import ReadHandle
-from offload.errors import Absent, TryAgain
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import Absent, TryAgain
 from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions
 from offload.store.faults import FaultyStore

@@ -30,16 +30,16 @@ from offload import (
 from offload.commit.groups import entry_key
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.source import Snapshot
-from offload.errors import Absent
+from offload.copy.history import check_same_history
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import Absent
 from offload.model.entry import joined_entries
 from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.history import check_same_history
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 STREAM = "orders"

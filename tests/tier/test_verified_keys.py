@@ -14,9 +14,9 @@ from campaign import few
 from key_world import LABEL, Service, World, append, run
 
 from offload import Retention, delete_stream, trim, verify
-from offload.errors import Corrupt, RootsLost, TryAgain
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt, RootsLost, TryAgain
 from offload.native.key_ring import KEPT_SECONDS
 from offload.native.stream_key import StreamEncryption
 from offload.store.faults import Fault, FaultyStore, Rule

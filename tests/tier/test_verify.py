@@ -14,10 +14,10 @@ import small_tier
 from campaign import CAMPAIGN
 from small_tier import Objects
 
-from offload.errors import NotOffloaded
 from offload.formats.checksums import crc32c
 from offload.formats.fragment_trailer import TRAILER
 from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import NotOffloaded
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.upkeep.verify.report import VerifyReport

@@ -16,12 +16,12 @@ from small_tier import Objects, marked_chunks
 from offload import ObjectStoreOffloader, Plugins, open_source
 from offload import sync as sync_all
 from offload.contracts.store import Listed, ObjectStore, Span, Suffix
-from offload.env import Env
-from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR
+from offload.ground.env import Env
+from offload.ground.errors import Misuse, NotFound, OffloadError
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore

@@ -16,7 +16,7 @@ from offload import ObjectStoreOffloader, StreamReader, StreamWriter, verify
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Misuse, NotOffloaded
+from offload.ground.errors import Absent, Misuse, NotOffloaded
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import AtEdge, AtOffset, AtTime
 from offload.model.tree import EntryTree

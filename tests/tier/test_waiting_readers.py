@@ -23,14 +23,14 @@ from offload import (
 )
 from offload.contracts.catalogue import StreamView
 from offload.contracts.events import Event, Skipped
-from offload.env import Env
+from offload.ground.env import Env
 from offload.model.part import StreamPart
 from offload.model.position import PartOffset
+from offload.read import watch as watch_module
+from offload.read.reader import Messages
+from offload.read.watch import StreamWatch
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams import watch as watch_module
-from offload.streams.reader import Messages
-from offload.streams.watch import StreamWatch
 
 STREAM = "orders"
 READERS = 1_000 if CAMPAIGN else 60

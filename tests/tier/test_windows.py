@@ -36,16 +36,17 @@ from offload import (
 from offload.commit.guest import Delete
 from offload.commit.log import RootLog
 from offload.contracts.store import Body, Span, Suffix
-from offload.errors import OffloadError
 from offload.formats.root import encode_root
+from offload.ground.errors import OffloadError
+from offload.ground.tasks import run_each
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
+from offload.read.batches import Window
+from offload.read.snapshots import chunk_at as chunk_in
+from offload.read.windows import WindowStream
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
-from offload.streams.batches import Window
-from offload.streams.windows import WindowStream
-from offload.tasks import run_each
 
 
 class Held(StoreDecorator):
@@ -382,8 +383,8 @@ def test_a_source_with_other_chunk_boundaries_lacks_the_committed_chunk() -> Non
     whole = build_chunk([b"x"] * 12, offset=0, timestamp_ms=0, epoch=2)
     snapshot = Snapshot(ledgers=[MemoryHandle([whole])], first_offset=0, next_offset=12)
 
-    assert asyncio.run(snapshot.chunk_at(5)) is None
-    assert asyncio.run(snapshot.chunk_at(0)) == whole
+    assert asyncio.run(chunk_in(snapshot, 5)) is None
+    assert asyncio.run(chunk_in(snapshot, 0)) == whole
 
 
 def test_the_first_error_ends_the_other_tasks_and_is_raised_alone() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import TryAgain
-from offload.streams.choice import Extent, Failure, Read, ReadSide, SkipTo, next_step
+from offload.ground.errors import TryAgain
+from offload.two_sides.choice import Extent, Failure, Read, ReadSide, SkipTo, next_step
 
 ENDS = st.integers(0, 12)
 

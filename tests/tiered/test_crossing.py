@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from two_sides import World
 
 from offload import Corrupt, Diverged, NotOffloaded, ReadPriority
-from offload.streams.choice import ReadSide
+from offload.two_sides.choice import ReadSide
 
 Step = tuple[str, int]
 

@@ -31,11 +31,11 @@ from offload import (
 from offload.contracts.events import Event, Skipped
 from offload.model.manifest import Manifest
 from offload.model.position import PartOffset, Position
+from offload.read.reader import Messages
 from offload.store.faults import Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.choice import ReadSide
-from offload.streams.local_side import TRIES, Believed
-from offload.streams.reader import Messages
+from offload.two_sides.choice import ReadSide
+from offload.two_sides.local_side import TRIES, Believed
 
 LOCAL_FIRST, TIER_FIRST = ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST
 LOCAL_ONLY, TIER_ONLY = ReadPriority.LOCAL_ONLY, ReadPriority.TIER_ONLY

@@ -19,7 +19,7 @@ from servers.scratch import scratch_folder
 from servers.session import REQUIRED
 
 from offload import Dispatcher, FollowRules, LedgerOffloader, Retention, Session, TierOptions, trim
-from offload.session import as_offloader
+from offload.opening.backends import as_offloader
 
 pytestmark = campaign("a source in memory and folders of recorded files have the same claims")
 

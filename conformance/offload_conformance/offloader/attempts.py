@@ -19,10 +19,10 @@ from offload.commit.writer import Append, Prepare
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Conflict, Corrupt, NotOffloaded, OffloadError
+from offload.ground.errors import Absent, Conflict, Corrupt, NotOffloaded, OffloadError
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (

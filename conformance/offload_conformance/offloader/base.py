@@ -20,8 +20,8 @@ from offload.contracts.store import Body, ObjectStore
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.ledgers import MemoryLedger
 from offload_conformance.opened import OpenedOffloaders
 

@@ -13,10 +13,10 @@ from typing import Final
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Corrupt
 from offload.formats.chunk_writer import build_chunk
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.ground.errors import Corrupt
+from offload.read.reader import StreamReader
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import EPOCH, MemoryLedger, drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored

@@ -17,12 +17,12 @@ from offload.commit.rebuild import Fence, Rebuilt
 from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, NotOffloaded, StreamDeleted
+from offload.ground.errors import Conflict, NotOffloaded, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, ledger_of
 from offload_conformance.offloader.base import (

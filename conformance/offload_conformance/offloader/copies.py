@@ -15,11 +15,11 @@ import pytest
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Conflict, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Absent, Conflict, NotOffloaded
 from offload.model.entry import Entry
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (

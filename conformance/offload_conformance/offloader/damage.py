@@ -22,10 +22,10 @@ import pytest
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Buffer
-from offload.errors import Corrupt
+from offload.ground.errors import Corrupt
 from offload.model.attempt import Attempt
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.read.reader import StreamReader
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, noisy_ledger
 from offload_conformance.offloader.base import OffloaderClauses, stored

@@ -23,7 +23,7 @@ from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import BIRTH_MS, drawn_ledger, ledger_of, noisy_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed

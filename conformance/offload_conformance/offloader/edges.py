@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Final
 from uuid import UUID
 
-from offload.errors import (
+from offload.ground.errors import (
     Conflict,
     Denied,
     Fenced,

@@ -10,9 +10,9 @@ import pytest
 
 from offload.commit.writer import Prepare, Resolve
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Fenced
+from offload.ground.errors import Fenced
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, append_of, committed, stored

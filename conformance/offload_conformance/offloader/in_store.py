@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Corrupt, Misuse
+from offload.ground.errors import Conflict, Corrupt, Misuse
 from offload.model.attempt import Attempt
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored

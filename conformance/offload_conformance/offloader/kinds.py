@@ -16,13 +16,13 @@ from uuid import uuid4
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, OffloadError, TryAgain
+from offload.ground.errors import Conflict, Corrupt, Misuse, NotOffloaded, OffloadError, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry
 from offload.model.manifest import AttemptKind, Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, refuse_reads
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, named

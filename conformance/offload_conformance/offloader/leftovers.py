@@ -20,7 +20,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, named, stored

@@ -21,7 +21,7 @@ from offload.commit.rebuild import Fence, Rebuilt
 from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Fenced, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import Fenced, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import AttemptKind, Manifest, StreamState

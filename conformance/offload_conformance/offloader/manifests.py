@@ -20,11 +20,19 @@ from offload.commit.job import Announce, Contribute
 from offload.commit.writer import Append, Claim, Prepare, Resolve
 from offload.contracts.change import Change
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.ground.errors import (
+    Conflict,
+    Fenced,
+    Misuse,
+    NotOffloaded,
+    OffloadError,
+    OutcomeUnknown,
+    StreamDeleted,
+)
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import AttemptKind, Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger, ledger_of
 from offload_conformance.offloader.base import (

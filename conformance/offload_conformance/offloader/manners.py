@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.chunk_table import ChunkTable
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored

@@ -19,8 +19,8 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, named, stored, trim_to

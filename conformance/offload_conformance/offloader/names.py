@@ -15,10 +15,10 @@ from uuid import UUID
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded, StreamDeleted
 from offload.formats.keys import StreamKeys
-from offload.native.own import native_or_none
-from offload.streams.writer import StreamWriter
+from offload.ground.errors import NotOffloaded, StreamDeleted
+from offload.native.layout_check import native_or_none
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, deleted

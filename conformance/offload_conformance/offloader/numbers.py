@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Misuse, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Misuse, NotOffloaded
 from offload.model.attempt import Attempt, Receipt
 from offload.model.position import AtEdge, AtOffset
-from offload.streams.reader import StreamReader
-from offload.streams.writer import StreamWriter
+from offload.read.reader import StreamReader
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import EPOCH, MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (

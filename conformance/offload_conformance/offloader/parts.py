@@ -15,10 +15,10 @@ from typing import Final
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Misuse, NotOffloaded, StreamDeleted
 from offload.formats.chunk import CHUNK_HEADER
+from offload.ground.errors import Conflict, Misuse, NotOffloaded, StreamDeleted
 from offload.model.part import StreamPart
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, deleted

@@ -15,11 +15,11 @@ import pytest
 from offload.commit.writer import Append
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
 from offload.formats.chunk import scan
+from offload.ground.errors import NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of

@@ -15,11 +15,11 @@ from typing import Final
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Corrupt, Misuse, TryAgain
 from offload.formats.chunk import scan
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 from offload.model.attempt import Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, give_way, ledger_of, refuse_reads

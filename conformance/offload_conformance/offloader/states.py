@@ -14,13 +14,13 @@ from uuid import uuid4
 from offload.commit.rebuild import Fence
 from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Conflict, NotOffloaded, OffloadError, StreamDeleted
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Absent, Conflict, NotOffloaded, OffloadError, StreamDeleted
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry, rows_of_entries
 from offload.model.manifest import CommittedStream
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger, Sample, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import (

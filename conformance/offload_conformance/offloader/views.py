@@ -14,14 +14,14 @@ import pytest
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, NotOffloaded, StreamDeleted
 from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Absent, NotOffloaded, StreamDeleted
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry, entries_of_rows, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger, drawn_ledger, ledger_of

@@ -9,7 +9,7 @@ The whole layer makes some thousands of small requests.
 """
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.env import Env
+from offload.ground.env import Env
 from offload.native.offloader import TierOptions
 from offload_conformance.protocol.crashes import CrashClauses
 from offload_conformance.protocol.reads import ProtocolReadClauses

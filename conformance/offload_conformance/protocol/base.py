@@ -14,7 +14,7 @@ import pytest
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.env import Env
+from offload.ground.env import Env
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.retry import RetryingStore
 from offload_conformance.asynchronous import Asynchronous, Run

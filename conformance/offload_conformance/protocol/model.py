@@ -16,11 +16,11 @@ from uuid import UUID
 from offload.commit.guest import Delete, Trim
 from offload.commit.writer import Append
 from offload.contracts.change import Change
-from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown
 from offload.formats.chunk_writer import build_chunk
+from offload.ground.errors import Conflict, Fenced, OffloadError, OutcomeUnknown
 from offload.model.attempt import Attempt, Receipt
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
+from offload.write.writer import StreamWriter
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger
 
 Verdict = tuple[type[OffloadError], ...]

@@ -22,12 +22,12 @@ from uuid import UUID
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.env import Env
+from offload.ground.env import Env
 from offload.model.attempt import Attempt
 from offload.native.offloader import TierOptions
 from offload.store.faults import MUTATIONS, Call, Fault, FaultyStore, Rule
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, trim
+from offload.write.writer import StreamWriter
 from offload_conformance.ledgers import BIRTH_MS, ledger_of
 
 STREAM: Final = "orders"

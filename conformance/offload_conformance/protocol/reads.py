@@ -10,7 +10,7 @@ import pytest
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import Denied, OffloadError
+from offload.ground.errors import Denied, OffloadError
 from offload.model.attempt import Attempt
 from offload.store.faults import Fault
 from offload.store.wrap import StoreDecorator

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix
-from offload.env import Env
-from offload.errors import OutcomeUnknown, Throttled
+from offload.ground.env import Env
+from offload.ground.errors import OutcomeUnknown, Throttled
 from offload.store.faults import Call, Fault
 from offload.store.wrap import StoreDecorator
 from offload_conformance.asynchronous import Run

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from offload.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
+from offload.ground.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
 from offload_conformance.asynchronous import Run
 from offload_conformance.protocol.base import ProtocolClauses
 from offload_conformance.protocol.process import END, Process, ProcessWork

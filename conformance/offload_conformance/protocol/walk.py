@@ -22,10 +22,10 @@ from offload.commit.guest import Delete
 from offload.commit.writer import Append
 from offload.contracts.change import Change
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
+from offload.ground.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
-from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, plan_trim
+from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.opened import Open, OpenedOffloaders
 from offload_conformance.protocol.model import YES, Copy, ModelStream, Sent, Verdict

@@ -19,8 +19,8 @@ from offload.commit.log import decode_named_root
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.errors import OffloadError
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import OffloadError
 from offload.model.attempt import Attempt
 from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions

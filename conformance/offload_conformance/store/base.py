@@ -19,7 +19,7 @@ import pytest
 
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore
-from offload.errors import Denied, OffloadError
+from offload.ground.errors import Denied, OffloadError
 from offload.native.offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.contender import ContenderTask, job_of

@@ -15,7 +15,7 @@ import pytest
 
 from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.contracts.store import Body, Listed, ObjectStore
-from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of

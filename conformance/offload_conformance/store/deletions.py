@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import NotFound
+from offload.ground.errors import NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import DIGITS, StoreClauses, make_sure_of

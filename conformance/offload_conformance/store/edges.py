@@ -11,7 +11,7 @@ from typing import Final
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.object_metadata import METADATA_PAIRS_MAX, metadata_size
 from offload.contracts.store import Span, Suffix
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload_conformance.edges import NEGATIVE, NUMBERS, POSITIVE, ArgumentKind, Error, varied
 
 # Names at their edges.

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import AlreadyExists, Misuse, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists, Misuse, OffloadError
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (

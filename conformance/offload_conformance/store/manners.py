@@ -16,8 +16,8 @@ import pytest
 
 from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX
 from offload.contracts.store import Body, Buffer, ObjectStore, Span, Suffix
-from offload.errors import AlreadyExists
 from offload.formats.checksums import crc32c
+from offload.ground.errors import AlreadyExists
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (
     CANCELS,

@@ -11,7 +11,7 @@ import pytest
 
 from offload.contracts.object_metadata import METADATA_PAIRS_MAX, metadata_size
 from offload.contracts.store import Body, ObjectStore, begin_upload
-from offload.errors import Misuse, NotFound, OffloadError
+from offload.ground.errors import Misuse, NotFound, OffloadError
 from offload_conformance.asynchronous import Run
 from offload_conformance.clauses import since
 from offload_conformance.raising import raises

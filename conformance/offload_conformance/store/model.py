@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from offload.contracts.store import Listed, ObjectStore, Span, Suffix, Upload
-from offload.errors import AlreadyExists, NotFound, OffloadError
+from offload.ground.errors import AlreadyExists, NotFound, OffloadError
 from offload.store.prefix import PrefixStore
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run

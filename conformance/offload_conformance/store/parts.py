@@ -18,8 +18,8 @@ import pytest
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload
-from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Misuse, NotFound, OffloadError
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (

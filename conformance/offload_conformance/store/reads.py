@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
-from offload.errors import NotFound
 from offload.formats.checksums import crc32c
+from offload.ground.errors import NotFound
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from offload.contracts.store import Body, Listed, ObjectStore, Suffix, Upload
-from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
+from offload.ground.errors import Misuse, NotFound, OffloadError
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (

@@ -28,6 +28,7 @@ from offload import (
     OffloadError,
     Session,
 )
+from offload.cache.block_cache import BlockCache
 from offload.contracts.events import (
     AppendsHeld,
     DamageFound,
@@ -40,7 +41,6 @@ from offload.contracts.events import (
     Waiting,
 )
 from offload.model.quantities import seconds_from, size_bytes_from
-from offload.streams.block_cache import BlockCache
 
 T = TypeVar("T")
 

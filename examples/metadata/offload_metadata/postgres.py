@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from offload import Record, RecordLimits, RecordService, RecordStore, errors
+from offload import Record, RecordLimits, RecordService, RecordStore
+from offload.ground import errors
 from offload_metadata.place import place_of, timeout_of
 from offload_metadata.plugin import POSTGRES
 

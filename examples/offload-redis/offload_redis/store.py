@@ -14,9 +14,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError
 
-from offload import Body, Capabilities, Listed, ObjectStore, Span, Suffix, Upload, errors
+from offload import Body, Capabilities, Listed, ObjectStore, Span, Suffix, Upload
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import check_key
+from offload.ground import errors
 from offload.store.spans import clip
 from offload_redis.plugin import CAPABILITIES
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from offload import errors
+from offload.ground import errors
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 30.0

@@ -25,10 +25,18 @@ from offload.commit.writer import Claim
 from offload.contracts.attempts import check_copied, prepared_kind
 from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.events import Event, FragmentUploaded, ManifestCommitted
-from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_check import check_source
 from offload.formats.root import decode_root, encode_root
+from offload.ground.errors import (
+    Conflict,
+    Corrupt,
+    Misuse,
+    NotOffloaded,
+    OutcomeUnknown,
+    StreamDeleted,
+    TryAgain,
+)
 from offload.model.chunk_table import ChunkTable, ChunkType, cut, windows_of
 from offload.model.manifest import AttemptKind, CommittedStream, StreamState
 from offload.model.tree import EntryTree, Tree

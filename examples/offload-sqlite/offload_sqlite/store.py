@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
-from offload import errors
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.ground import errors
 from offload.store.spans import clip
 from offload_sqlite.plugin import CAPABILITIES, PUT_SIZE_BYTES_MAX
 

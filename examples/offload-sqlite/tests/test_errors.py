@@ -9,7 +9,7 @@ from offload_sqlite import SqliteStore
 from offload_sqlite.store import open_url
 
 from offload.contracts.store import Body
-from offload.errors import Denied, Misuse, NoSpace, NotFound, TryAgain
+from offload.ground.errors import Denied, Misuse, NoSpace, NotFound, TryAgain
 
 
 class TestErrors(Asynchronous):

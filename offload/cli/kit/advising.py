@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from offload.errors import (
+from offload.ground.errors import (
     Absent,
     AnchorLost,
     Corrupt,
@@ -25,8 +25,8 @@ from offload.errors import (
     StreamDeleted,
     UnsupportedFormat,
 )
+from offload.ground.urls import names_secret
 from offload.model.own_names import own_name
-from offload.urls import names_secret
 
 __all__ = ["Advice", "shown_pairs"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.kit.ending import Usage
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.compression import Compression
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from offload.errors import Misuse, OffloadError
+from offload.ground.errors import Misuse, OffloadError
 
 __all__ = ["Usage"]
 

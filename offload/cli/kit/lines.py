@@ -17,7 +17,7 @@ from offload.formats.texts import integer_texts, json_strings, timestamp_texts
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Bytes, RecordBytes
 from offload.model.value_text import value_text
-from offload.streams.batches import PartRun
+from offload.read.batches import PartRun
 
 __all__ = ["Format", "Render", "message_lines", "renderer"]
 

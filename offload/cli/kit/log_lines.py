@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any, Final
 
 from offload.contracts.events import Event
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.model.own_names import own_name, with_own_names
 
 LEVELS: Final = {
@@ -85,7 +85,9 @@ def log_events(level: str, *, is_json: bool) -> None:
     # Libraries tell what is routine at level info, and their debug logs hold signatures of requests.
     root.setLevel(logging.WARNING)
     logging.getLogger("offload").setLevel(level.upper())
-    logging.getLogger("offload.session").setLevel(logging.INFO)  # at level debug it logs events as well
+    logging.getLogger("offload.opening.session").setLevel(
+        logging.INFO
+    )  # at level debug it logs events as well
 
 
 def log_event(event: Event, *, advise: Advise = no_advice) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offload.contracts.catalogue import Catalogue
-from offload.errors import Misuse, OffloadError
+from offload.ground.errors import Misuse, OffloadError
 from offload.model.own_names import named_so, own_name
 
 __all__ = ["known_name", "known_names", "meant"]

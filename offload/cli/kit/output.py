@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from offload.errors import Corrupt, OffloadError
+from offload.ground.errors import Corrupt, OffloadError
 
 __all__ = [
     "counted",

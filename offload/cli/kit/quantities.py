@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from offload.cli.kit.ending import Usage
-from offload.errors import Misuse
+from offload.ground.errors import Misuse
 from offload.model.quantities import seconds_from, size_bytes_from
 
 __all__ = ["parse_size"]

@@ -15,14 +15,14 @@ from offload.cli.kit.state import CommandContext
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
 from offload.contracts.source import Source
-from offload.errors import Misuse, NotOffloaded
+from offload.follow.vouched import VouchedSource
+from offload.ground.errors import Misuse, NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
 from offload.model.quantities import seconds_from
-from offload.streams.choice import ReadPriority, ReadSide
-from offload.streams.joined import part_numbered
-from offload.streams.reader import StreamReader, reason_of
-from offload.streams.tiered import TieredReader
-from offload.streams.vouched import VouchedSource
+from offload.read.joined import part_numbered
+from offload.read.reader import StreamReader, reason_of
+from offload.two_sides.choice import ReadPriority, ReadSide
+from offload.two_sides.tiered import TieredReader
 
 AnyReader: TypeAlias = StreamReader | TieredReader
 

@@ -30,14 +30,16 @@ from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.contracts.target import RestoreTarget
-from offload.env import Env
-from offload.errors import Corrupt, Misuse
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
-from offload.plugins import Plugins
-from offload.session import GivenOptions, Session, as_offloader
+from offload.opening.backends import as_offloader
+from offload.opening.given_options import GivenOptions
+from offload.opening.plugins import Plugins
+from offload.opening.session import Session
 from offload.store.retry import RetryPolicy
 
 __all__ = ["CommandContext", "run_async"]

@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Conflict, Misuse
+from offload.ground.errors import Absent, Conflict, Misuse
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
 from offload.model.tokens import token_of
 from offload.model.tree import Tree
 from offload.native.fragment_reader import open_entries
-from offload.streams.reader import newer_manifest
+from offload.read.reader import newer_manifest
 
 
 @dataclass(frozen=True, slots=True)

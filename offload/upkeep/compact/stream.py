@@ -30,16 +30,16 @@ from typing import Final, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Absent, Conflict, NotOffloaded, OffloadError, OutcomeUnknown, StoreDenied
+from offload.ground.errors import Absent, Conflict, NotOffloaded, OffloadError, OutcomeUnknown, StoreDenied
+from offload.ground.tasks import in_order, one_by_one
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import rows_of_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest, Running
-from offload.streams.job import Job
-from offload.streams.joined import with_parts
-from offload.streams.reader import newer_manifest
-from offload.tasks import in_order, one_by_one
+from offload.read.joined import with_parts
+from offload.read.reader import newer_manifest
 from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
+from offload.write.job import Job
 
 __all__ = ["AnnouncedRun", "Compacted", "Compaction", "begin_job", "compact", "copied"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from offload.errors import Absent, Corrupt, NotFound, NotOffloaded
 from offload.formats.fragment import FragmentTail
+from offload.ground.errors import Absent, Corrupt, NotFound, NotOffloaded
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.native.fragment_check import check_fragment
 from offload.native.fragment_reader import check_entry
 from offload.native.offloader import ObjectStoreOffloader
-from offload.streams.reader import newer_manifest
+from offload.read.reader import newer_manifest
 
 __all__ = ["is_checked"]
 

@@ -15,13 +15,13 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.contracts.store import Buffer
-from offload.errors import Absent, TryAgain
+from offload.ground.errors import Absent, TryAgain
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, entries_of_rows, exact_sum
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest
 from offload.native.fragment_reader import open_entries
-from offload.streams.reader import newer_manifest
+from offload.read.reader import newer_manifest
 
 __all__ = ["RUN_SIZE_BYTES"]
 

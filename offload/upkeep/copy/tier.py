@@ -27,14 +27,14 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
-from offload.errors import Misuse, NotOffloaded, OffloadError, StoreDenied, StreamDeleted
+from offload.copy.history import check_same_history
+from offload.ground.errors import Misuse, NotOffloaded, OffloadError, StoreDenied, StreamDeleted
+from offload.ground.tasks import in_order, one_by_one
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.model.part import part_like
-from offload.native.own import native
-from offload.streams.history import check_same_history
-from offload.streams.joined import with_parts
-from offload.tasks import in_order, one_by_one
+from offload.native.layout_check import native
+from offload.read.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES, TierRun, snapshot_of
 from offload.upkeep.copy.transfer import (
     AnnouncedPart,

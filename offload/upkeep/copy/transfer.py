@@ -37,18 +37,18 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.contracts.store import Listed
-from offload.errors import Absent, Denied
+from offload.copy.history import check_same_history, checksum_at, newest
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Absent, Denied
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
 from offload.model.manifest import AttemptKind, Manifest
 from offload.native.adoption import complete, uploaded_of
-from offload.native.own import native, native_or_none
-from offload.streams.handles import CutHandle
-from offload.streams.history import check_same_history, checksum_at, newest
-from offload.streams.job import Job
-from offload.streams.writer import StreamWriter
+from offload.native.layout_check import native, native_or_none
+from offload.read.handles import CutHandle
 from offload.upkeep.copy.named_check import is_checked
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 
 __all__ = [
     "AnnouncedPart",

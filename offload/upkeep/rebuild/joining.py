@@ -18,17 +18,17 @@ from typing import Final
 
 import numpy as np
 
-from offload.env import Env
-from offload.errors import Conflict, Denied
 from offload.formats.chunk import ChunkHeader
 from offload.formats.fragment import FragmentTail
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Denied
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest, Running
 from offload.native.fragment_reader import FragmentHandle, load_tail
 from offload.native.key_ring import unlocked
 from offload.native.offloader import ObjectStoreOffloader
-from offload.streams.handles import CutHandle
+from offload.read.handles import CutHandle
 
 COMPARED: Final = ("offset", "timestamp_ms", "size_bytes", "records", "type")
 """Columns of a table that are equal for two copies of one chunk, wherever they are stored."""

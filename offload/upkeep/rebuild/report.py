@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from offload.errors import Corrupt
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt
 from offload.model.manifest import Manifest, StreamState
 from offload.upkeep.rebuild.choice import History, RebuildChoice
 from offload.upkeep.rebuild.joining import (

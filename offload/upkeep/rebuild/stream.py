@@ -34,10 +34,10 @@ from uuid import UUID
 
 from offload.commit.log import RootLog
 from offload.commit.rebuild import JUMP, Fence, Rebuilt
-from offload.env import Env
-from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, RootsLost, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import Conflict, Corrupt, Misuse, NotOffloaded, RootsLost, UnsupportedFormat
 from offload.model.entry import Entry
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState

@@ -16,10 +16,11 @@ from typing import Final
 from offload.commit.log import RootLog
 from offload.commit.rebuild import NUMBER_MAX
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import Conflict, Corrupt, NotFound, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
+from offload.ground.errors import Conflict, Corrupt, NotFound, UnsupportedFormat
+from offload.ground.tasks import run_each
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest
 from offload.native.anchors import read_anchor
@@ -27,7 +28,6 @@ from offload.native.fragment_check import load_own_tail
 from offload.native.fragment_writer import entry_of
 from offload.native.key_objects import decode_key_object
 from offload.native.lost_roots import loss_shown_by_base, loss_shown_by_group
-from offload.tasks import run_each
 
 __all__ = ["OnTails", "Tail", "read_tails"]
 

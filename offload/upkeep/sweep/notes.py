@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from offload.commit.rebuild import JUMP
 from offload.contracts.store import Body, Listed, ObjectStore
-from offload.env import Env
-from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.sighting import (
     NO_ROWS,
@@ -35,6 +33,8 @@ from offload.formats.sighting import (
     SightingRows,
     as_bytes,
 )
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.store.checked import checked
 
 SIGHTINGS_MAX: Final = 16

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from offload.commit.log import RootLog
 from offload.contracts.store import Listed
-from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.sighting import KEY_KIND, ROOT_KIND, SIGHTING_ROW, SightingRows, as_bytes
+from offload.ground.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.model.entry import Entries, EntryKind
 from offload.model.manifest import Manifest, StreamState
 from offload.model.position import OFFSET_MAX

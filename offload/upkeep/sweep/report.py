@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offload.errors import OffloadError
+from offload.ground.errors import OffloadError
 from offload.upkeep.sweep.page import Why
 
 __all__ = ["SweepReport"]

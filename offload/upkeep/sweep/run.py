@@ -19,10 +19,10 @@ import numpy as np
 from offload.commit.groups import GroupCache
 from offload.commit.log import RootLog
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Absent, Corrupt, Denied, NotOffloaded, OffloadError, StoreDenied, TryAgain
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, VERIFY_NOTES, StreamKeys, escape
 from offload.formats.sighting import SightingRows
+from offload.ground.env import Env
+from offload.ground.errors import Absent, Corrupt, Denied, NotOffloaded, OffloadError, StoreDenied, TryAgain
 from offload.model.manifest import Manifest, StreamState
 from offload.native.lost_roots import (
     loss_shown_by_base,

@@ -48,10 +48,10 @@ from typing import Final
 from offload.commit.groups import GroupCache
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import Denied
+from offload.ground.env import Env
+from offload.ground.errors import Denied
+from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
 from offload.upkeep.sweep.notes import InMemory, InTier, SweepNotes
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.report import SweepReport

@@ -21,14 +21,14 @@ from typing import Final
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.env import Env
-from offload.errors import Absent, Corrupt, Misuse, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.chunk import check_chunks
+from offload.ground.env import Env
+from offload.ground.errors import Absent, Corrupt, Misuse, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
+from offload.read.joined import with_parts
+from offload.read.reader import StreamReader
 from offload.store.rate import Rate
-from offload.streams.joined import with_parts
-from offload.streams.reader import StreamReader
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 
 VERIFY_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024

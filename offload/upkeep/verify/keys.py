@@ -29,11 +29,11 @@ from uuid import UUID
 
 from offload.commit.log import RootLog
 from offload.contracts.store import ObjectStore
-from offload.errors import Corrupt, Denied, NotFound, NotOffloaded, StoreDenied
 from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys
 from offload.formats.sealing import unwrapped
+from offload.ground.errors import Corrupt, Denied, NotFound, NotOffloaded, StoreDenied
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
 from offload.native.anchors import read_anchor

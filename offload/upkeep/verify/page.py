@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offload.commit.groups import entry_key
-from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.entry import NO_ENTRIES, Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import OFFSET_MAX

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 from uuid import UUID
 
-from offload.errors import Corrupt, OffloadError, UnsupportedFormat
+from offload.ground.errors import Corrupt, OffloadError, UnsupportedFormat
 
 __all__ = ["VerifyLevel", "VerifyReport"]
 

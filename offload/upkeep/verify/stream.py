@@ -12,16 +12,16 @@ from uuid import UUID
 from offload.commit.groups import fetch_group
 from offload.commit.log import RootLog, decode_named_root
 from offload.contracts.store import Listed, ObjectStore
-from offload.errors import (
+from offload.formats.fragment import FragmentTail
+from offload.formats.group import Group
+from offload.formats.keys import TIER_PREFIX, VERIFY_NOTES, StreamKeys
+from offload.ground.errors import (
     Absent,
     Corrupt,
     NotFound,
     NotOffloaded,
     TryAgain,
 )
-from offload.formats.fragment import FragmentTail
-from offload.formats.group import Group
-from offload.formats.keys import TIER_PREFIX, VERIFY_NOTES, StreamKeys
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest, StreamState
 from offload.model.tree import EntryTree, LoadGroup

@@ -27,8 +27,10 @@ from offload.commit.log import RootLog
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore
-from offload.env import Env
-from offload.errors import (
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, is_of_a_stream
+from offload.ground.env import Env
+from offload.ground.errors import (
     AnchorLost,
     Corrupt,
     Misuse,
@@ -38,16 +40,14 @@ from offload.errors import (
     UnsupportedFormat,
     rebuild_command,
 )
-from offload.formats.anchor import TierAnchor
-from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, is_of_a_stream
+from offload.ground.tasks import in_order
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.key_ring import KeyRing
-from offload.native.own import native_or_none
+from offload.native.layout_check import native_or_none
 from offload.native.stream_names import list_parts, stream_under
 from offload.store.limit import LimitedStore
-from offload.tasks import in_order
 from offload.upkeep.pages import ListedPage, pages
 from offload.upkeep.verify.entries import EntryVerifier
 from offload.upkeep.verify.groups import ReadGroups

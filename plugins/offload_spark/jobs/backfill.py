@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from offload.blocking import Blocking
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.compression import Compression
 from offload.model.manifest import Manifest
-from offload.opening import open_source
+from offload.opening.blocking import Blocking
+from offload.opening.by_url import open_source
 from offload.upkeep.copy.transfer import Fetch, Origin, Reach, TransferPart, abort
 from offload_spark.jobs.transfer import SparkTransfer
 from offload_spark.jobs.transfer_tasks import Ends

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from offload.blocking import Blocking
-from offload.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded
 from offload.model.attempt import Receipt
 from offload.model.compression import Compression
 from offload.native.offloader import TierOptions
+from offload.opening.blocking import Blocking
 from offload.upkeep.compact.stream import AnnouncedRun, Compacted, Compaction, begin_job, copied
 from offload_spark.opening import TierAddress
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offload.blocking import Blocking
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded, OffloadError, StoreDenied
+from offload.ground.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.model.compression import Compression
 from offload.model.part import part_like
-from offload.session import Session
-from offload.streams.joined import with_parts
+from offload.opening.blocking import Blocking
+from offload.opening.session import Session
+from offload.read.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
 from offload.upkeep.copy.tier import Committed, Copied, refuse_itself, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from offload.errors import OffloadError, StoreDenied
+from offload.ground.errors import OffloadError, StoreDenied
 
 NAMED: Final = re.compile(r"offload\.errors\.(\w+): ")
 """The text before an error of the framework in a worker's trace: its class."""

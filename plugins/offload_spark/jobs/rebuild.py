@@ -17,7 +17,7 @@ from uuid import UUID
 
 from offload.contracts.store import Listed, ObjectStore
 from offload.formats.keys import StreamKeys
-from offload.native.own import native
+from offload.native.layout_check import native
 from offload.upkeep.rebuild.report import RebuildReport
 from offload.upkeep.rebuild.stream import rebuild as rebuild_stream
 from offload.upkeep.rebuild.survey import OnTails, Tail, read_tails

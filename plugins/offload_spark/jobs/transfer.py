@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from offload.blocking import Blocking
 from offload.model.attempt import Leftover, Receipt
+from offload.opening.blocking import Blocking
 from offload.upkeep.copy.transfer import AnnouncedPart, Origin, Transfer
 from offload_spark.jobs.transfer_tasks import Ends, Sized, tasks_of
 

@@ -17,15 +17,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from offload.blocking import Blocking
-from offload.errors import Corrupt, NotOffloaded, UnsupportedFormat
 from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys, escape
+from offload.ground.errors import Corrupt, NotOffloaded, UnsupportedFormat
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest
+from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.native.own import native
+from offload.opening.blocking import Blocking
 from offload.upkeep.copy.named_check import is_checked
 from offload.upkeep.verify.keys import ReadKeys
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport

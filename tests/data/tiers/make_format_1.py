@@ -16,17 +16,17 @@ from osiris_data import DATA, body_of
 from osiris_writer import append_chunks, write_stream
 
 from offload import ObjectStoreOffloader, Plugins, StreamWriter, TierOptions, open_source, sync
-from offload.env import Env
 from offload.formats.anchor import TierAnchor
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.keys import TIER_ANCHOR
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, encode_blocks
+from offload.ground.env import Env
 from offload.model.attempt import Leftover
 from offload.model.chunk_table import ChunkType
+from offload.read.handles import CutHandle
 from offload.store.memory import MemoryStore
-from offload.streams.handles import CutHandle
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import sweep

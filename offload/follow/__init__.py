@@ -1,0 +1,1 @@
+"""Following a source: which stream is copied next, how far, and what stops it."""

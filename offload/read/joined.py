@@ -1,0 +1,183 @@
+"""The parts of a stream as one stream: which there are, where a position attaches, and reading through them.
+
+`StreamReader` has a reader of each part, in order. The rules for a position over all of them:
+
+    position    attaches
+    first       at the beginning of the first part that has records
+    last        at the last chunk with messages, in the newest part that has one
+    next        at the end of the newest part
+    a time      at the first chunk of that time or later, in the order of reading
+    an offset   in the oldest part that holds the offset or ends with it. An offset between two parts attaches
+                at the beginning of the later one
+
+Behind a fork two parts hold the same offset. The oldest one counts, because reading from there delivers
+everything that reading from the later one would: a caller that kept only an offset may read records twice,
+and never leaves one out. A `PartOffset` is exact.
+
+Invariants: a part is read to its end before the next one begins; every step to other offsets is reported,
+once, before the first record behind it; a part without records is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+
+from offload.contracts.events import Event, Skipped
+from offload.ground.errors import (
+    BeingRebuilt,
+    Corrupt,
+    NotOffloaded,
+    OffloadError,
+    StreamDeleted,
+    UnsupportedFormat,
+)
+from offload.model.part import StreamPart
+from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
+
+if TYPE_CHECKING:  # `offload ls` reads no message, and importing the decoders takes time
+    from offload.contracts.catalogue import Catalogue, StreamView
+    from offload.read.reader import StreamReader
+
+T = TypeVar("T")
+
+__all__ = ["grouped", "live_parts", "place_of", "with_parts"]
+
+
+async def grouped(
+    catalogue: Catalogue,
+    *,
+    names: Sequence[str] | None = None,
+    damaged: Callable[[OffloadError], None] | None = None,
+) -> list[list[StreamPart]]:
+    """Return the streams of a tier, or those of `names`, in order of names, each with its parts.
+
+    A part is in the list of its stream alone. Requests are sent only for streams that seem to have parts.
+    If `damaged` is given, it is called with the error of a stream whose parts cannot be found, and the
+    stream and each of its parts are then listed by themselves. Otherwise the error is raised.
+    """
+    names = await catalogue.streams() if names is None else names
+    known, taken = {*names}, set[str]()
+    found: list[list[StreamPart]] = []
+    for name in names:  # the name of a part comes after that of its stream, which is the beginning of it
+        if name in taken:
+            continue
+        parts = [StreamPart(name)]
+        if parts[0].following.name in known:
+            try:
+                parts += await catalogue.parts(name)
+            except (Corrupt, UnsupportedFormat) as error:
+                if damaged is None:
+                    raise
+                damaged(error)
+        taken |= {part.name for part in parts}
+        found.append(parts)
+    return found
+
+
+async def with_parts(catalogue: Catalogue, streams: Sequence[str]) -> list[str]:
+    """Return these streams, each followed by its parts, and no name twice. One listing for each stream."""
+    found = list[str]()
+    for stream in streams:
+        found += [stream, *[part.name for part in await catalogue.parts(stream)]]
+    return [*dict.fromkeys(found)]
+
+
+async def live_parts(
+    catalogue: Catalogue, stream: str, parts: Sequence[StreamPart] | None = None
+) -> list[tuple[int, StreamView]]:
+    """Return the number and the newest view of each part that has a commit and was not deleted, in order.
+
+    `parts` are those that the caller has looked up already, before it loaded any view. Raises `NotOffloaded`
+    if the stream was never begun or a part is being rebuilt, and `StreamDeleted` if every part was deleted.
+    """
+    # The newest part is loaded first. A part takes no more data after the next one has its first root
+    # (`copy.next_part`). So the view of a part that has a successor here holds all of its data.
+    found: list[tuple[int, StreamView]] = []
+    deleted: StreamDeleted | None = None
+    for part in reversed(parts or [StreamPart(stream), *await catalogue.parts(stream)]):
+        try:
+            found.insert(0, (part.number, await catalogue.view(part.name)))
+        except StreamDeleted as error:
+            deleted = error
+        except BeingRebuilt:  # without it, readers would miss records, and not know it
+            raise
+        except NotOffloaded:
+            if part.number == 1:
+                raise  # a later part may be begun, and wait for its first commit
+    if deleted is not None and not found:
+        raise deleted
+    return found
+
+
+async def place_of(parts: Sequence[StreamReader], position: Position) -> PartOffset:
+    """Return the part and the offset at which reading from this position begins.
+
+    Raises `NotOffloaded` for an offset beyond the end of every part.
+    """
+    match position:
+        case AtEdge.NEXT:
+            candidates: Sequence[StreamReader] = ()
+        case AtEdge.LAST:
+            candidates = parts[::-1]
+        case AtOffset(offset):
+            return await _place_of_offset(parts, offset)
+        case AtEdge.FIRST | AtTime():
+            candidates = parts
+    for part in candidates:
+        offset = await part.offset_here(position)
+        # Compared with the newest view: looking for a chunk may have replaced the first one.
+        if offset < part.manifest.next_offset:
+            return PartOffset(part.part, offset)
+    return PartOffset(parts[-1].part, parts[-1].manifest.next_offset)
+
+
+async def _place_of_offset(parts: Sequence[StreamReader], offset: int) -> PartOffset:
+    for part in parts:
+        if offset <= part.manifest.next_offset:
+            return PartOffset(part.part, await part.offset_here(AtOffset(offset)))
+    if len(parts) == 1:
+        return PartOffset(parts[0].part, await parts[0].offset_here(AtOffset(offset)))
+    held = ", ".join(f"[{each.manifest.first_offset}, {each.manifest.next_offset})" for each in parts)
+    raise NotOffloaded(f"the parts of stream {parts[0].stream!r} have offsets {held}; {offset} is beyond")
+
+
+def part_numbered(parts: Sequence[StreamReader], number: int) -> StreamReader:
+    """Return the reader of a part. Raises `NotOffloaded` if there is none, for example of a deleted part."""
+    for part in parts:
+        if part.part == number:
+            return part
+    has = ", ".join(str(each.part) for each in parts)
+    raise NotOffloaded(f"stream {parts[0].stream!r} has no part {number}; it has {has}")
+
+
+async def read_through(
+    parts: Sequence[StreamReader],
+    start: int | PartOffset,
+    emit: Callable[[Event], None],
+    read: Callable[[StreamReader, int], AsyncGenerator[T, None]],
+) -> AsyncGenerator[T, None]:
+    """Yield the messages from a place to the end of the newest part. Close it when done.
+
+    `read` yields those of one part from an offset on.
+    """
+    if not isinstance(start, PartOffset):
+        start = await place_of(parts, AtOffset(start))
+    reached: int | None = None
+    for part in parts[parts.index(part_numbered(parts, start.part)) :]:
+        offset = start.offset
+        if reached is not None:
+            offset = part.manifest.first_offset
+            if offset == part.manifest.next_offset:
+                continue
+            if offset != reached:
+                stream = parts[0].stream
+                emit(Skipped(stream=stream, from_offset=reached, to_offset=offset, part=part.part))
+        async with aclosing(read(part, offset)) as batches:
+            handed: list[T] = []  # as in `StreamReader.messages_here`
+            async for batch in batches:
+                handed.append(batch)
+                del batch
+                yield handed.pop()
+        reached = part.manifest.next_offset

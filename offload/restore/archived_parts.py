@@ -1,0 +1,102 @@
+"""The parts of a stream that a restore puts into one target, in order.
+
+    part                                      in the restore
+    deleted, or without records               left out
+    behind a gap                              follows the part before; the gap is reported
+    repeats offsets of the part before        follows it whole: nobody knows which records are the same ones
+    begins behind a chunk of another target   follows the part before
+    begins behind a chunk of this target      ends it: its messages are in the target (`Comparison`)
+
+An offset that several parts have is that of the oldest one, as for readers (`read.joined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offload.contracts.catalogue import Catalogue
+from offload.model.gaps import PartEnds, StreamGap, gaps_between
+from offload.model.manifest import CommittedStream
+from offload.model.part import StreamPart, part_like
+from offload.model.position import OFFSET_MAX, Position
+from offload.read.reader import StreamReader
+from offload.read.salvage import Archive
+
+__all__ = ["ArchivedParts", "archived_parts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedParts:
+    """What is restored of a stream."""
+
+    archives: Sequence[Archive]
+    """The parts with records between the two positions, in order; if there are none, one without records."""
+
+    gaps: Sequence[StreamGap]
+    """The gaps between these parts."""
+
+    live: Sequence[tuple[StreamPart, CommittedStream]]
+    """All parts that have a commit and were not deleted, in order."""
+
+
+async def archived_parts(
+    catalogue: Catalogue,
+    reader: StreamReader,
+    position: Position,
+    *,
+    until: int = OFFSET_MAX,
+    skip_damage: bool = False,
+) -> ArchivedParts:
+    """Return the parts of an open stream from a position on, up to the offset `until`.
+
+    A stream with parts costs one listing. Raises as `StreamReader.place_of`.
+    """
+    listed = await _listed(catalogue, reader)
+    known = {part.name: part for part in listed}
+    named = [known.get(each.manifest.stream) or StreamPart(each.manifest.stream) for each in reader.parts]
+    place = await reader.place_of(position)
+    archives, numbers = list[Archive](), list[int]()
+    for part, each in zip(named, reader.parts, strict=True):
+        if each.part < place.part:
+            continue
+        committed, is_last = each.manifest, until <= each.manifest.next_offset or each is reader.parts[-1]
+        behind = [other.behind for other in listed if numbers and numbers[-1] < other.number <= part.number]
+        archive = Archive(
+            catalogue=catalogue,
+            reader=each,
+            skip_damage=skip_damage,
+            number=part.number,
+            start=place.offset if each.part == place.part else committed.first_offset,
+            until=until if is_last else OFFSET_MAX,
+            behind=[header for header in behind if header],
+        )
+        if archives:
+            ended = archives[-1].reader.manifest.next_offset
+            archive.is_continued = not archive.behind and ended <= committed.first_offset
+        # One without records is restored too if there is no other: nothing is written, and nothing fails.
+        if archive.start < archive.end or (is_last and not archives):
+            archives.append(archive)
+            numbers.append(part.number)
+        if is_last:
+            break
+    ends = {
+        each.manifest.stream: PartEnds(
+            each.manifest.first_offset, each.manifest.next_offset, each.manifest.fragments
+        )
+        for each in reader.parts
+    }
+    gaps = gaps_between([(part, ends.get(part.name)) for part in listed])
+    return ArchivedParts(
+        archives=archives,
+        gaps=[gap for gap in gaps if numbers[0] < gap.part <= numbers[-1]],
+        live=[(part, each.manifest) for part, each in zip(named, reader.parts, strict=True)],
+    )
+
+
+async def _listed(catalogue: Catalogue, reader: StreamReader) -> list[StreamPart]:
+    """Return the parts of an open stream, also those without data. `reader` may be that of one part alone."""
+    if len(reader.parts) > 1:
+        return [StreamPart(reader.stream), *await catalogue.parts(reader.stream)]
+    like = part_like(reader.manifest.stream)
+    return [StreamPart(like.first), *([] if like.number == 1 else await catalogue.parts(like.first))]

@@ -1,1 +1,0 @@
-"""Writing, reading and syncing streams through any offloader. Embedders use this room."""
