@@ -229,7 +229,9 @@ def test_names_that_cross_packages_are_public() -> None:
 def test_the_api_page_lists_the_public_names_of_every_module_of_the_core() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (offload(?:\.\w+)+) \| (.*) \|$", page, re.MULTILINE)
-    named = {f"{module}.{name}" if f"{module}.{name}" in MODULES else module for _, module, name in crossings()}
+    named = {
+        f"{module}.{name}" if f"{module}.{name}" in MODULES else module for _, module, name in crossings()
+    }
     crossed = {module for module in named if module.startswith("offload.")}
 
     assert {module: re.findall(r"`(\w+)`", names) for module, names in rows} == {
