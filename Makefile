@@ -15,7 +15,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # The tests start some two hundred processes. Without its bytecode, each would compile the program again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test servers lint types check bench share campaign wheels claims faults clean
+.PHONY: demo test servers lint types check bench share campaign wheels claims news faults clean
 
 demo: $(CORE)
 	$(BIN)/offload demo
@@ -61,6 +61,10 @@ wheels: $(READY)
 # Every claim of the tests, and where it is tested.
 claims: $(READY)
 	@OFFLOAD_CAMPAIGN=1 $(BIN)/python tests/claims.py
+
+# The section of the next release, as it would be now (changes/README.md).
+news: $(READY)
+	@$(BIN)/python -m towncrier build --draft --version next
 
 # A table of the durations and results of sync and read on real servers that stall, refuse or are gone. Takes some
 # minutes.
