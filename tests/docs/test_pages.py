@@ -5,6 +5,7 @@ import importlib
 import re
 import runpy
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,28 @@ def test_the_list_of_documents_names_every_page():
     ] == []
 
 
+def test_the_list_of_documents_has_one_row_for_each_page():
+    rows = re.findall(r"^\| (.*?) \|", (DOCS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = [link for row in rows for link in LINK.findall(row)]
+
+    assert len(pages) == len({*pages})
+
+
+def test_each_line_of_the_readme_that_says_where_to_begin_has_four_pages_and_each_leads_to_the_next():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Where to begin")[2]
+    lines = [LINK.findall(row) for row in re.findall(r"^\| \*\*You .*$", section, re.MULTILINE)]
+
+    assert [len(line) for line in lines] == [4, 4, 4, 4]
+    for line in lines:
+        for page, following in pairwise(line):
+            links = LINK.findall((ROOT / page).read_text(encoding="utf-8"))
+            assert Path(following).name in links, f"{page} does not lead to {following}"
+
+
 def test_task_pages_say_when_what_you_will_see_and_what_to_do_if_it_fails():
     tasks = (DOCS / "README.md").read_text(encoding="utf-8").partition("## Tasks")[2].partition("\n## ")[0]
-    pages = {*re.findall(r"\]\(([\w-]+\.md)\)", tasks)} - {"write-a-backend.md", "embedding.md"}
+    code = {"embedding.md", "programs.md", "sources.md", "write-a-backend.md"}
+    pages = {*re.findall(r"\]\(([\w-]+\.md)\)", tasks)} - code
     parts = ("**When you need it.**", "**The command.**", "**What you will see.**", "f it fails")
 
     assert len(pages) == 16

@@ -32,7 +32,7 @@ from offload.store.limit import LimitedStore
 from offload.store.memory import MemoryStore
 from offload.store.retry import RetryingStore
 
-PAGE = (Path(__file__).parents[2] / "docs/embedding.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/sources.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("\n## Open stores in a plugin\n") :]
 SOURCE = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)[0]
 """The plugin that the page shows."""
