@@ -289,8 +289,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
         """See `Catalogue.parts`. One listing, and two requests for each part."""
         await self.open()
-        # A part below 1 has a name that no stream has, at which the search would end.
-        return await list_parts(self.store, StreamPart(stream, max(after, 1)))
+        return await list_parts(self.store, stream, after=after)
 
     async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
         """See `Committer.begin_part`."""

@@ -109,13 +109,14 @@ def was_deleted(stream: str, url: str) -> str:
     return f"stream {stream!r} of {url} was deleted{again}"
 
 
-async def list_parts(store: ObjectStore, after: StreamPart) -> list[StreamPart]:
-    """Return the parts of a stream behind this one, in order. See `Catalogue.parts`.
+async def list_parts(store: ObjectStore, stream: str, *, after: int = 1) -> list[StreamPart]:
+    """Return the parts of a stream behind part `after`, in order. See `Catalogue.parts`.
 
     The search ends at the first name that no stream has. A name that a stream has is never free again. So
     every part is found, also behind a name that a stream of its own has.
     """
-    found, part = list[StreamPart](), after.following
+    # A part below 1 has a name that no stream has, at which the search would end.
+    found, part = list[StreamPart](), StreamPart(stream, max(after, 1)).following
     while is_name(part.name) and (anchor := await find_stream_anchor(store, StreamKeys(part.name))):
         if anchor.as_part == part:
             found.append(anchor.as_part)

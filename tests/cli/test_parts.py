@@ -367,6 +367,51 @@ class TestVerify:
         assert (ran.code, "orders-part-2/stream.anchor" in ran.text) == (1, True)
 
 
+class TestSweep:
+    def test_the_name_of_a_stream_sweeps_all_of_its_parts(self, tier: Path) -> None:
+        offload("trim", tier, "orders", "--before", 11)
+        offload("trim", tier, "plain", "--before", 1)
+
+        ran = offload("sweep", tier, "orders", "--grace", "0", "--json")
+
+        assert ran.code == 0, ran.stderr
+        swept = [(row["stream"], row["deleted"]["trimmed"]["objects"]) for row in ran.document["streams"][:2]]
+        assert swept == [("orders", 6), ("orders-part-2", 2)]
+        assert [row["stream"] for row in ran.document["streams"][2:]] == ["orders-part-3"]
+        assert [*(tier / "orders-part-2" / "data").glob("*00009.*")] == []
+
+    def test_the_name_of_a_part_sweeps_it_alone(self, tier: Path) -> None:
+        document = offload("sweep", tier, "orders-part-2", "--json").document
+
+        assert [row["stream"] for row in document["streams"]] == ["orders-part-2"]
+
+    def test_a_stream_that_is_only_named_like_a_part_is_not_swept_with_the_other(
+        self, tmp_path: Path
+    ) -> None:
+        async def two_streams() -> None:
+            async with open_tier(str(tmp_path / "tier")) as tier:
+                for name in ("orders", "orders-part-2"):
+                    await StreamWriter.claim(tier, name)
+
+        asyncio.run(two_streams())
+
+        document = offload("sweep", tmp_path / "tier", "orders", "--json").document
+
+        assert [row["stream"] for row in document["streams"]] == ["orders"]
+
+    def test_a_part_whose_anchor_is_lost_is_reported_and_part_1_is_swept(self, tier: Path) -> None:
+        offload("trim", tier, "orders", "--before", 11)
+        (tier / "orders-part-2" / "stream.anchor").unlink()
+
+        ran = offload("sweep", tier, "orders", "--grace", "0", "--json")
+
+        first, second = ran.document["streams"]
+        assert (ran.code, first["stream"], first["errors"]) == (1, "orders", [])
+        assert first["deleted"]["trimmed"]["objects"] == 6
+        assert (second["stream"], second["deleted"]) == ("orders-part-2", {})
+        assert "orders-part-2/stream.anchor" in ran.stderr
+
+
 class TestInspect:
     def test_the_name_of_a_stream_shows_its_totals_and_each_part(self, tier: Path) -> None:
         shown = offload("inspect", tier, "orders")

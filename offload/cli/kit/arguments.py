@@ -32,7 +32,9 @@ Tier = Annotated[
 Stream = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` shows it, or its name on TIER.")
 ]
-OnlyStream = Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream.")]
+OnlyStream = Annotated[
+    str | None, typer.Argument(metavar="STREAM", help="Only this stream, in all of its parts.")
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(

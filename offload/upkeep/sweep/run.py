@@ -32,7 +32,7 @@ from offload.native.lost_roots import (
     refuse_if_absent,
     trailers_of,
 )
-from offload.native.stream_names import stream_under
+from offload.native.stream_names import list_parts, stream_under
 from offload.store.probe import is_left_behind
 from offload.upkeep.pages import pages
 from offload.upkeep.sweep.notes import SeenCondemned, SweepNotes, Times, joined_rows
@@ -68,7 +68,7 @@ class SweepRun:
     tell: OnCondemned
 
     async def run(self, stream: str | None) -> None:
-        """Sweep all streams, or one. Stops at an error that every stream would have."""
+        """Sweep all streams, or one with its parts. Stops at an error that every stream would have."""
         with suppress(_Stopped):
             await self._run(stream)
 
@@ -99,6 +99,19 @@ class SweepRun:
         part = escape(stream)
         if not await self._sweep_part(part):
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
+        for name in await self._later_parts(stream):
+            await self._sweep_part(escape(name))
+
+    async def _later_parts(self, stream: str) -> list[str]:
+        """Return the names of the parts behind the first. An error that hides them is reported."""
+        try:
+            return [part.name for part in await list_parts(self.store, stream)]
+        except OffloadError as error:
+            # A row of its own: the first part was swept, and this error is none of its sweep.
+            hidden = error.stream if isinstance(error, Corrupt) else None
+            self.report.streams.append(StreamSweep(stream=hidden or stream, state="unknown", errors=[error]))
+            _stop_if_every_stream_would_fail(error)
+            return []
 
     async def _sweep_part(self, part: str) -> bool:
         """Sweep the stream below this part. Return False if there is none."""

@@ -110,7 +110,10 @@ class Sweeper:
         progress: OnProgress = no_listener,
         tell: OnCondemned = no_listener,
     ) -> SweepReport:
-        """Sweep all streams, or one. Differs from the function `sweep` only in where the notes are kept."""
+        """Sweep all streams, or one with its parts.
+
+        Differs from the function `sweep` only in where the notes are kept.
+        """
         run = SweepRun(
             store=await _store_of(self._tier),
             env=self._env,
@@ -140,7 +143,7 @@ async def sweep(
     progress: OnProgress = no_listener,
     tell: OnCondemned = no_listener,
 ) -> SweepReport:
-    """Sweep a tier once, or one stream of it, for a program that ends before the grace does.
+    """Sweep a tier once, or one stream of it with its parts, for a program that ends before the grace does.
 
     The run writes a note of the condemned objects into the tier. It deletes the objects that an earlier run
     noted at least `grace_seconds` ago and that are still condemned. With a grace of 0 it deletes at once: the

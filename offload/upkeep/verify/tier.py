@@ -42,7 +42,6 @@ from offload.ground.errors import (
 )
 from offload.ground.tasks import in_order
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.key_ring import KeyRing
 from offload.native.layout_check import native_or_none
@@ -175,7 +174,7 @@ class _Verifier:
     async def _later_parts(self, stream: str) -> list[str]:
         """Return the names of the parts behind the first. Damage that hides them is reported."""
         try:
-            return [part.name for part in await list_parts(self.store, StreamPart(stream))]
+            return [part.name for part in await list_parts(self.store, stream)]
         except (Corrupt, UnsupportedFormat) as error:
             where = error.where if isinstance(error, Corrupt) else stream
             self.report.add_error(error, where, stream)
