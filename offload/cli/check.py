@@ -74,7 +74,7 @@ async def check_stores(
     """Check the store of a tier, and its commit store if it has one. Findings are printed unless `json`.
 
     `cleanup` removes the folders that the check made. Close it when the session has ended: a store of the
-    session refuses to go on without the folder that it saw.
+    session refuses every request without the folder that it saw.
     """
     report = await _checked(state, tier, given, cleanup, read_only=read_only, json=json)
     if not report.commit_store:

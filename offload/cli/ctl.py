@@ -24,7 +24,7 @@ VerbArgument = Annotated[
     Verb,
     typer.Argument(
         metavar="retry|pause|resume",
-        help="retry: try the stream now. pause: copy nothing of it until resume. resume: go on.",
+        help="retry: try the stream now. pause: copy nothing of it until resume. resume: copy it again.",
     ),
 ]
 ToldStreams = Annotated[

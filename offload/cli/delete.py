@@ -33,7 +33,7 @@ def delete(
 ) -> None:
     """Delete STREAM. This cannot be undone. `offload sweep` frees its space.
 
-    If STREAM goes on in further parts, all of them are deleted, the newest first. The name of a later part
+    If STREAM has further parts, all of them are deleted, the newest first. The name of a later part
     deletes that part alone. A later `offload sync` of the same name begins a new stream.
     """
     state: CommandContext = context.obj

@@ -29,7 +29,7 @@ HEADS: Final = (
 DROP: Final = (
     "version", "codecs", "ratio", "fragments", "encrypted", "size", "first offset", "newest", "parts",
 )  # fmt: skip
-"""The columns that go on a narrow terminal, the first one first."""
+"""The columns that a narrow table leaves out, the first one first."""
 ENCRYPTED: Final = "encrypted"
 """A column that is shown if any stream is encrypted."""
 PARTS: Final = "parts"
@@ -50,7 +50,7 @@ def ls(
 ) -> int:
     """List the streams of TIER.
 
-    A stream that goes on in further parts is one line, with the totals of all parts. A stream of RabbitMQ has
+    A stream that has further parts is one line, with the totals of all parts. A stream of RabbitMQ has
     the name of its queue, unless several streams of TIER have that name.
     """
     state: CommandContext = context.obj

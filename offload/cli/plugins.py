@@ -13,7 +13,7 @@ from offload.ground.loops import loops_in_use
 from offload.opening.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
 DROP = ("capabilities", "version", "distribution")
-"""The columns that go on a narrow terminal, the first one first."""
+"""The columns that a narrow table leaves out, the first one first."""
 
 
 def plugins(

@@ -83,8 +83,8 @@ PartBehind = Annotated[
     bool,
     typer.Option(
         "--new-part",
-        help="Let STREAM go on in a new part behind what is restored. `offload sync` of the target's folder "
-        "under the name of STREAM then copies only what comes later. Changes TIER.",
+        help="Continue STREAM in a new part behind the restored records. `offload sync` of the target's "
+        "folder under the name of STREAM then copies only what comes later. Changes TIER.",
     ),
 ]
 TargetOptions = Annotated[
@@ -201,7 +201,7 @@ async def _restore(
 
 
 class _GoOn:
-    """Lets the archive go on in a new part behind the last restored chunk, of which it gets the header."""
+    """Begins a new part of the archive behind the last restored chunk, whose header it gets."""
 
     def __init__(self, parts: ArchivedParts, tier: LedgerOffloader, state: CommandContext) -> None:
         self._parts, self._tier, self._state = parts, tier, state
@@ -209,7 +209,7 @@ class _GoOn:
 
     @classmethod
     async def checked(cls, parts: ArchivedParts, catalogue: Catalogue, state: CommandContext) -> Self:
-        """Raise `Diverged` before anything is restored if another part of the stream must go on."""
+        """Raise `Diverged` before anything is restored if another part of the stream must be continued."""
         tier = as_offloader(catalogue)
         restored, _ = restored_part(parts.live)
         await refuse_gone_on(tier, restored)
@@ -219,7 +219,7 @@ class _GoOn:
         restored, committed = restored_part(self._parts.live, header)
         if not header:
             raise NotOffloaded(
-                f"stream {committed.stream!r} has no messages: there is nothing to go on behind"
+                f"stream {committed.stream!r} has no messages: there is nothing to continue behind"
             )
         plugins, env = self._state.plugins, self._state.session.env
         self.part = await begin_behind(self._tier, restored, committed, header, env=env, emit=plugins.emit)
@@ -301,7 +301,7 @@ def _tell(
         print(f"every message compared; the map is in {one_line(str(map_file))}")
     if begun is not None:
         print(
-            f"{one_line(begun.first)}: goes on in part {begun.number}, which begins at offset "
+            f"{one_line(begun.first)}: continues in part {begun.number}, which begins at offset "
             f"{end_of_chunk(begun.behind)} of the target"
         )
 

@@ -82,8 +82,8 @@ OnGapChoice = Annotated[
     typer.Option(
         "--on-gap",
         metavar="pause|new-part",
-        help="What to do with a stream that SOURCE does not continue: pause it, or go on in a new part. "
-        "Default: pause.",
+        help="What to do with a stream that SOURCE does not continue: pause it, or continue it in a new "
+        "part. Default: pause.",
     ),
 ]
 Listen = Annotated[
@@ -101,7 +101,7 @@ InstanceFile = Annotated[
         "--instance",
         metavar="FILE",
         help="The file of this process's identity, made at the first start. With it, a process that was "
-        "killed goes on at once when it is started again.",
+        "killed copies again at once when it is started again.",
     ),
 ]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
@@ -171,8 +171,8 @@ def _instance_of(config: RunConfig, path: Path | None, held: ExitStack) -> tuple
     if config.instance is not None:
         raise Usage(f"{why}; name a file that it can write, or `off`")
     return None, (
-        f"{why}. If it is killed, it waits `takeover` before it goes on; to go on at once, name a file that "
-        'it can write: instance = "/var/lib/offload/instance"'
+        f"{why}. If it is killed, it waits `takeover` before it copies again; to copy at once, name a file "
+        'that it can write: instance = "/var/lib/offload/instance"'
     )
 
 

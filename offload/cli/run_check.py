@@ -28,7 +28,7 @@ SNAPSHOTS_AT_ONCE = 8
 PREVIEW_DROP = (
     "growth per day", "lag size", "source end", "tier end", "rules", "unused", "leader", "stored", "process",
 )  # fmt: skip
-"""The columns that go on a narrow terminal, the first one first."""
+"""The columns that a narrow table leaves out, the first one first."""
 NO_PRICES = "this store has no price here; [prices] of the configuration sets prices"
 NOTHING_SEEN = "no stream could be compared with the tier"
 PREVIEW_HEADS = (
@@ -65,7 +65,7 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
         each.problem + state.advice.of(each.stream, each.error) for each in found.streams if each.error
     ]
     found.notes += [
-        f"stream {each.stream!r}: the source does not continue it, so it goes on in a new part"
+        f"stream {each.stream!r}: the source does not continue it, so a new part begins"
         for each in found.streams
         if each.begins_part
     ]
@@ -205,7 +205,7 @@ def _rules_text(rules: StreamConfig) -> str:
             if rules.compress is None
             else f"compressed as {rules.compress}",
             "not encrypted unless it has a key" if rules.encrypt is None else f"encrypted by {rules.encrypt}",
-            "goes on in a new part after a gap" if rules.on_gap == "new-part" else "pauses at a gap",
+            "continues in a new part after a gap" if rules.on_gap == "new-part" else "pauses at a gap",
         )
     )
 

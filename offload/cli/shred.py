@@ -46,7 +46,7 @@ def shred(
 ) -> int:
     """Delete STREAM, and destroy its keys, so that nobody can read what is left of its data.
 
-    If STREAM goes on in further parts, all of them are shredded, the newest first. The name of a later part
+    If STREAM has further parts, all of them are shredded, the newest first. The name of a later part
     shreds that part alone.
 
     This cannot be undone. The output says who can still read: a master key that other streams share is not

@@ -186,9 +186,7 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     print_sentence(_summary(config, seen))
     for each in seen.streams:
         if each.begins_part:
-            print_sentence(
-                f"{labels[each.stream]}: the source does not continue it, so it goes on in a new part"
-            )
+            print_sentence(f"{labels[each.stream]}: the source does not continue it, so a new part begins")
         if each.gaps:
             command = shlex.join(["offload", "gaps", config.tier, each.stream])
             print_sentence(f"{labels[each.stream]}: {gaps_text(each.gaps)}:", command)

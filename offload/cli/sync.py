@@ -67,7 +67,7 @@ NewPart = Annotated[
     bool,
     typer.Option(
         "--new-part",
-        help="Let a stream go on in a new part if SOURCE does not continue it: after a gap, or if SOURCE has "
+        help="Continue a stream in a new part if SOURCE does not continue it: after a gap, or if SOURCE has "
         "another history. What TIER has stays. Later syncs need no option to find the part.",
     ),
 ]
@@ -217,7 +217,7 @@ def _advice(report: StreamReport, command: list[str]) -> str:
     going_on = shlex.join([*command, "--stream", report.part.first, "--new-part"])
     # The old stream, or the target of another restore, would be archived a second time.
     check = "; first check that SOURCE is the restored stream that it continues" if report.part.behind else ""
-    return f"{check}; to keep what is there and go on in a new part: {going_on}"
+    return f"{check}; to keep what is there and begin a new part: {going_on}"
 
 
 def _of_tier(words: list[str]) -> list[str]:

@@ -63,7 +63,7 @@ def trim(
     """Delete the oldest data of STREAM. Only whole fragments are removed. `offload sweep` frees their space.
 
     If several limits are given, the strictest applies. By age and size the last fragment always stays. If
-    STREAM goes on in further parts, the limits count all of them, and the oldest part is trimmed first.
+    STREAM has further parts, the limits count all of them, and the oldest part is trimmed first.
     """
     state: CommandContext = context.obj
     retention = _retention(max_age, max_bytes, before)

@@ -92,7 +92,7 @@ class CommitFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInDoubt(CommitFailed):
-    """Nobody knows whether a change was accepted. The caller reads the root before it goes on."""
+    """Nobody knows whether a change was accepted. The caller reads the root before its next change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class StreamResumed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartBegun(Event):
-    """A stream goes on in a new part, because the source does not continue the part before."""
+    """A stream continues in a new part, because the source does not continue the part before."""
 
     stream: str
     """The name of the whole stream."""
@@ -168,7 +168,7 @@ class RecordsLost(Event):
     """The records [from_offset, to_offset) of a stream are gone from the source, and not on the tier.
 
     No record is in two events of one process, unless the source had it again in between. A process that
-    starts again at a gap, before the stream has gone on, reports the gap again.
+    starts again at a gap, before a record behind it is committed, reports the gap again.
     """
 
     stream: str

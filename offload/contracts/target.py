@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 class RestoreOrigin:
     """The part of an archived stream that is restored: the offsets from `first_offset` to `next_offset`.
 
-    A stream that goes on in further parts has an origin for each of them.
+    A stream that has further parts has an origin for each of them.
     """
 
     stream: str
@@ -80,7 +80,7 @@ class MessageTarget(RestoreTarget):
     **Publishing is idempotent.** A message whose id is not above the highest one that the broker has of this
     publisher is dropped by the broker. The publisher's name is made of the stream and its incarnation, so
     every restore of the same archive has the same name.
-    **Each part has a publisher.** A stream that goes on in further parts is published part by part. `open` is
+    **Each part has a publisher.** A stream that has further parts is published part by part. `open` is
     called again, with the origin of the part, after `flush`. What follows is published under its name.
     **Ids are offsets.** The id of a message is its archived offset plus 1. So 0 means that there is none.
 

@@ -101,7 +101,7 @@ class Comparison:
     next_offset: int = NONE
     """The archived offset behind that message."""
     ends_before: int | None = None
-    """The row of the archive that goes on behind this target, whose messages were not restored to it."""
+    """The row of the archive that continues behind this target, whose messages were not restored to it."""
     last_header: bytes = b""
     """The header of the target's chunk that ends with the last message of the archive."""
     consumers: dict[bytes, PartOffset] = field(default_factory=dict)
@@ -167,12 +167,12 @@ class Comparison:
             self._old = None
 
     async def _archived(self) -> AsyncGenerator[Messages, None]:
-        """Yield the messages of all parts, up to the first one that goes on behind this target."""
+        """Yield the messages of all parts, up to the first one that continues behind this target."""
         for row, archive in enumerate(self.archives):
             if row and not self._is_within and self.last_header in archive.behind:
                 if not self.is_followed:
                     raise Diverged(
-                        f"{self.target.url} is the stream behind which this one goes on as "
+                        f"{self.target.url} is the stream behind which this one continues as "
                         f"{archive.reader.manifest.stream!r}: to complete that restore, add --new-part; to "
                         "restore all parts, take a new stream; nothing was changed"
                     )

@@ -101,7 +101,7 @@ async def publish(
 
     `pace` is awaited with the number of messages before they are published. Raises `Diverged` if the target
     holds anything but the beginning of this archive. If it `is_followed`, others may have published behind
-    the archive's last message, and a part that goes on behind the target is left out.
+    the archive's last message, and a part that continues behind the target is left out.
     """
     origins, last_ids = _origins(archives), list[int]()
     for row, origin in enumerate(origins):

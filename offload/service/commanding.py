@@ -1,4 +1,4 @@
-"""What a person may tell a process that runs: to try a stream now, to pause it, to go on.
+"""What a person may tell a process that runs: to try a stream now, to pause it, to resume it.
 
 A pause by a person, and the reason of a pause by an error, are noted in a file beside the door. So the next
 process of the same configuration begins with them: a restart neither resumes a stream that a person has

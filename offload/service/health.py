@@ -186,7 +186,8 @@ def _problem(status: FollowStatus) -> Iterator[str]:
     if status.is_behind:
         source, tier = status.source_next_offset, status.committed_offset
         ends = f"its source ends at offset {source}, but the tier holds it up to {tier}"
-        yield f"stream {status.stream!r} cannot go on: {ends}; the source was cut, or is a replica that lags"
+        why = "the source was cut, or is a replica that lags"
+        yield f"stream {status.stream!r} cannot be copied: {ends}; {why}"
     elif status.is_late:
         yield f"stream {status.stream!r} is late: {_lag(status)}{_waiting(status)}"
 

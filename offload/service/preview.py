@@ -70,7 +70,7 @@ class StreamPreview:
     """The newest part of the stream on the tier. `committed_offset` is its end."""
 
     begins_part: bool = False
-    """Whether the stream would go on in a new part."""
+    """Whether the stream would continue in a new part."""
 
     lag_records: int = 0
     """The records of the source that the tier lacks."""

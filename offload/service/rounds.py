@@ -14,7 +14,7 @@ Invariants:
   The next life of the same instance need not wait. Two that begin at the same moment may read twice, which
   harms nothing.
 - Damage is reported when it is found, and not at the end of the round.
-- An error of the store ends a run, not the round: it goes on later.
+- An error of the store ends a run, not the round: the next run resumes it.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class VerifyRounds:
         return known
 
     async def _save(self, *, by: str | None = None) -> None:
-        """Write the notes. If that fails, the round goes on, and a restart reads more of it again."""
+        """Write the notes. If that fails, the round continues, and a restart reads more of it again."""
         if (tier := native_or_none(self.tier)) is None or self._notes is None:
             return
         by = self._uid if by is None else by

@@ -21,7 +21,7 @@ Invariants:
   old.
 
 A trim and a compaction commit as guests, beside the kept writer of a stream. Its next commit finds the newer
-root and goes on.
+root and builds on it.
 """
 
 from __future__ import annotations

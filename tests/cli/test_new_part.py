@@ -237,7 +237,7 @@ def test_the_check_of_a_follower_says_that_the_stream_goes_on(gap: tuple[Path, P
 
     assert (pausing.code, going_on.code) == (1, 0)
     assert "pauses at a gap" in "\n".join(pausing.lines)
-    assert "goes on in a new part after a gap" in "\n".join(going_on.lines)
-    assert "stream 'filtered': the source does not continue it, so it goes on in a new part" in "\n".join(
+    assert "continues in a new part after a gap" in "\n".join(going_on.lines)
+    assert "stream 'filtered': the source does not continue it, so a new part begins" in "\n".join(
         going_on.lines
     )

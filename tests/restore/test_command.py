@@ -104,7 +104,7 @@ def test_the_archive_goes_on_behind_a_published_restore(tmp_path: Path, broker: 
     assert (first.document["new_part"], map_file.exists()) == (part, True)
     assert again.code == 0, again.stderr
     assert "by name" not in again.stderr, "the new messages are in the target"
-    assert again.lines[-1] == f"orders: goes on in part 2, which begins at offset {begins} of the target"
+    assert again.lines[-1] == f"orders: continues in part 2, which begins at offset {begins} of the target"
     assert (synced.objects[0]["stream"], synced.objects[0]["messages"]) == ("orders-part-2", 2)
     expected = [*(b"message %d" % k for k in range(12)), b"new 1", b"new 2"]
     raw = b"".join(len(body).to_bytes(4, "big") + body for body in expected)
@@ -246,7 +246,7 @@ def test_the_archive_goes_on_behind_all_parts_of_a_stream(tmp_path: Path, broker
 
     assert (first.code, again.code) == (0, 0), again.stderr
     assert first.lines[-1] == again.lines[-1]
-    assert first.lines[-1].startswith("orders: goes on in part 3, which begins at offset ")
+    assert first.lines[-1].startswith("orders: continues in part 3, which begins at offset ")
     assert (synced.objects[0]["stream"], synced.objects[0]["messages"]) == ("orders-part-3", 2)
     assert broker.bodies[-3:] == [b"message 28", b"new 1", b"new 2"]
     assert offload("read", tier, "orders", "--format", "body").code == 0

@@ -222,7 +222,7 @@ def test_a_sync_goes_on_in_a_new_part_behind_files_with_lower_epochs(tmp_path: P
     append_chunks(folder, [new])
     [report] = sync(linked(folder, "filtered"), tier).objects
 
-    assert ran.lines[-1] == "filtered: goes on in part 2, which begins at offset 20000 of the target"
+    assert ran.lines[-1] == "filtered: continues in part 2, which begins at offset 20000 of the target"
     assert (report["stream"], report["messages"]) == ("filtered-part-2", 1)
     assert [line["offset"] for line in read(tier, "filtered").objects] == [*range(20_001)]
 
@@ -283,7 +283,7 @@ def test_a_restore_whose_new_part_cannot_begin_shows_the_broker_nothing(
     again = restored(*words)
 
     assert (stopped.code, left) == (1, before)
-    assert again.lines[-1] == "old: goes on in part 2, which begins at offset 9 of the target"
+    assert again.lines[-1] == "old: continues in part 2, which begins at offset 9 of the target"
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_a_restore_that_stopped_while_it_moved_files_is_completed_by_the_next(
 
     assert (stopped.code, files(folder)) == (1, files(old))
     assert not (folder / ".offload-restore").exists()
-    assert "goes on in part 2, which begins at offset 9 of the target" in again.lines[-1]
+    assert "continues in part 2, which begins at offset 9 of the target" in again.lines[-1]
 
 
 @pytest.mark.parametrize("text", ["[]", '{"next_offset": 1, "sizes": {}, "last_header": "no"}'])

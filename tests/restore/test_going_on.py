@@ -272,7 +272,7 @@ def test_a_target_behind_which_the_stream_has_gone_on_gets_none_of_its_messages_
         target, parts = open_url(world.broker.url, {}), await world.archived()
         before = [*world.broker.stored]
 
-        with pytest.raises(Diverged, match=r"goes on as 'orders-part-3': to complete .* add --new-part"):
+        with pytest.raises(Diverged, match=r"continues as 'orders-part-3': to complete .* add --new-part"):
             await publish(parts.archives, target, pace=at_once, tell=str, show=str)
         await target.aclose()
         assert await world.restore() == StreamPart(STREAM, 3)

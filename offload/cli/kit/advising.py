@@ -78,9 +78,9 @@ class Advice:
             case Absent() | RootsLost() | AnchorLost() if "offload rebuild" in str(error):
                 return [], f"lost-roots{self._with_options()}"  # the text ends with the command
             case Diverged(kind=Divergence.GAP | Divergence.FORK):
-                return [self._sync(stream, "--new-part")], f"{PAGE}#go-on-in-a-new-part"
+                return [self._sync(stream, "--new-part")], f"{PAGE}#begin-a-new-part"
             case Diverged():
-                return [[*self.status]], f"{PAGE}#go-on-in-a-new-part"
+                return [[*self.status]], f"{PAGE}#begin-a-new-part"
             case StreamDeleted():
                 return [self._sync(stream)], "retention-and-sweeping#delete-a-stream"
             case NoSpace():
