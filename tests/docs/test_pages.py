@@ -98,6 +98,15 @@ def test_the_file_map_has_every_folder_of_the_code():
     assert sorted(mapped) == sorted(packages - {"offload"})
 
 
+def test_the_files_that_a_change_belongs_to_exist():
+    page = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
+    section = page.partition("## Where a change belongs")[2].partition("\n## ")[0]
+    paths = re.findall(r"`((?:offload|backends|plugins|examples)/[\w./]+)`", section)
+
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_the_api_page_lists_every_public_name_once():
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
