@@ -33,6 +33,7 @@ from offload.cache.memory import AGE_SECONDS, Room
 from offload.cache.reader_speeds import Pace
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.row_choice import RowChoice
 from offload.contracts.store import Buffer
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, OffloadError
@@ -120,10 +121,19 @@ class BlockCache:
         )
 
     def windows(
-        self, catalogue: Catalogue, view: StreamView, offset: int, *, in_flight_max: int, until: int
+        self,
+        catalogue: Catalogue,
+        view: StreamView,
+        offset: int,
+        *,
+        in_flight_max: int,
+        until: int,
+        rows_of: RowChoice | None = None,
     ) -> CachedWindows:
         """Return the windows of a view, from the chunk that holds `offset`. Close them when done."""
-        return CachedWindows(self, catalogue, view, offset, in_flight_max=in_flight_max, until=until)
+        return CachedWindows(
+            self, catalogue, view, offset, in_flight_max=in_flight_max, until=until, rows_of=rows_of
+        )
 
     def stream(self, catalogue: Catalogue, view: StreamView) -> CachedStream:
         """Return the stream of a view, which all readers of this catalogue share."""

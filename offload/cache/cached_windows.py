@@ -7,9 +7,12 @@ Read-ahead: the number of blocks in line grows by one with each that is taken. I
 before its turn, if its fetch failed, or if the stores have refused requests because of their rate. A reader
 asks for blocks only when its consumer asks for data, so a consumer that stands still begins nothing.
 
+A `RowChoice` leaves out fragments, which are then not opened, and chunks. A piece then begins and ends with a
+wanted chunk, and the gaps in it are small: its blocks are fetched whole, as by any other reader.
+
 Invariants: windows come in order, each once, also if any wait is cancelled; an error ends the iteration after
 all chunks before it were delivered. If a block is damaged, its chunks are read again without the cache, so
-the sound ones before the damage are delivered.
+the sound ones before the damage are delivered, and damage that nobody wants is passed over.
 """
 
 from __future__ import annotations
@@ -17,16 +20,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
 
 from offload.cache.contents import Block, Fragment, Kept, KeptTail
 from offload.cache.reader_speeds import Pace
 from offload.contracts.catalogue import Catalogue, StreamView
+from offload.contracts.row_choice import RowChoice, Wanted
 from offload.ground.errors import Absent, Corrupt, OffloadError
-from offload.model.chunk_table import row_from, row_holding
+from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import Entry
 from offload.read.batches import ChunkRow, MessageRun, Messages, Window, batch_of
-from offload.read.windows import EntriesAhead, WindowStream
+from offload.read.windows import EntriesAhead, RowMask, WindowStream, bridged_runs, wanted_rows
 
 if TYPE_CHECKING:  # the cache makes these windows
     from offload.cache.block_cache import BlockCache
@@ -40,12 +46,45 @@ ROWS_AT_ONCE: Final = 4
 class Piece(MessageRun):
     """A run of chunks of one fragment, and the block of the cache that has them. It holds no bytes."""
 
-    __slots__ = ("_rows", "block", "end_offset", "fragment", "is_claimed", "own", "start", "stop", "tail")
+    __slots__ = (
+        "_kept",
+        "_rows",
+        "block",
+        "choosing",
+        "end_offset",
+        "fragment",
+        "is_claimed",
+        "own",
+        "start",
+        "stop",
+        "tail",
+        "wanted",
+    )
 
-    def __init__(self, fragment: Fragment, start: int = -1, stop: int = 0) -> None:
+    def __init__(
+        self,
+        fragment: Fragment,
+        start: int = -1,
+        stop: int = 0,
+        *,
+        wanted: Wanted = Wanted.ALL,
+        kept: RowMask | None = None,
+    ) -> None:
         super().__init__()
         self.fragment, self.start, self.stop = fragment, start, stop
         """The chunks from `start` up to `stop` are left. `start` is -1 until the fragment is open."""
+
+        self.wanted = wanted
+        """How much of the fragment is wanted."""
+
+        self.choosing: asyncio.Future[RowMask] | None = None
+        """The choice among the fragment's chunks, if it is asked."""
+
+        self._kept = kept
+        """A mask of the fragment's wanted chunks; None if all of the piece are wanted.
+
+        With it, `start` is always a wanted chunk, or `stop`.
+        """
 
         self.end_offset = 0
         """The first offset behind the piece. Set with the block."""
@@ -73,17 +112,42 @@ class Piece(MessageRun):
         """True if the block has left, or was never fetched."""
         return self.own is None and self.block is not None and self.block.is_gone
 
+    def cut(self, at: int) -> Piece:
+        """End the piece before the chunk `at`. Returns what was behind, perhaps nothing."""
+        behind = Piece(self.fragment, at, self.stop, kept=self._kept)
+        behind.start = behind.first_wanted(at)
+        self.stop = at
+        return behind
+
+    def first_wanted(self, row: int) -> int:
+        """Return the first wanted chunk at `row` or behind it, or `stop`."""
+        if self._kept is None or row >= self.stop:
+            return row
+        found = int(self._kept[row : self.stop].argmax())
+        return row + found if self._kept[row + found] else self.stop
+
+    def _run_end(self) -> int:
+        """Return the end of the run of wanted chunks that begins at `start`."""
+        if self._kept is None:
+            return self.stop
+        run = self._kept[self.start : self.stop]
+        return self.stop if run.all() else self.start + int(run.argmin())
+
     def window(self) -> Window:
-        """Take all chunks that are left. Their bytes are in memory."""
+        """Take the chunks that are left, up to the next gap. Their bytes are in memory."""
         window = self._bytes()
         assert window is not None, "a piece is returned when its bytes are in memory"
         assert self.block is not None
-        rows = window.rows[self.start - self.block.start : self.stop - self.block.start]
+        stop = self._run_end()
+        rows = window.rows[self.start - self.block.start : stop - self.block.start]
         if len(rows) < len(window.rows):
             begin = int(rows["position"][0]) - int(window.rows["position"][0])
             data = memoryview(window.data)[begin : begin + int(rows["size_bytes"].sum())]
             window = Window(rows, data, window.where)
-        self.pass_by()
+        self.start, self._rows = self.first_wanted(stop), []
+        self.next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
+        if self.is_passed:
+            self.pass_by()
         return window
 
     def pass_by(self) -> None:
@@ -114,6 +178,8 @@ class Piece(MessageRun):
                 batches.append(batch)
             self._rows.pop()
             self.start += 1
+            if not self._rows:
+                self.start = self.first_wanted(self.start)
             self.next_offset = row[0] + row[4]
             size_bytes += row[3]
         return batches
@@ -122,7 +188,8 @@ class Piece(MessageRun):
         if not self._rows:
             assert self.block is not None
             at = self.start - self.block.start
-            self._rows = window.rows[at : at + min(ROWS_AT_ONCE, self.stop - self.start)].tolist()[::-1]
+            count = min(ROWS_AT_ONCE, self._run_end() - self.start)
+            self._rows = window.rows[at : at + count].tolist()[::-1]
         return self._rows[-1]
 
     def _bytes(self) -> Window | None:
@@ -141,16 +208,18 @@ class CachedWindows:
         *,
         in_flight_max: int,
         until: int,
+        rows_of: RowChoice | None = None,
     ) -> None:
         self._cache, self._view, self._until, self._ahead_max = cache, view, until, in_flight_max
+        self._choice = rows_of
         self._offset = offset
         """The first offset that was not delivered."""
 
         self._stream = cache.stream(catalogue, view)
         self._pace = Pace(offset, cache.clock())
         self._throttled = cache.throttled()
-        self._entries = EntriesAhead(view, offset, until)
-        self._walking: asyncio.Future[Entry | None] | None = None
+        self._entries = EntriesAhead(view, offset, until, rows_of)
+        self._walking: asyncio.Future[tuple[Entry, Wanted] | None] | None = None
         self._line: deque[Piece] = deque()
         # One block at first: a reader of one message should not fetch what lies behind it.
         self._ahead = 1
@@ -202,12 +271,14 @@ class CachedWindows:
     async def aclose(self) -> None:
         """Give back what is in line. Idempotent."""
         self._stream.paces.leave(self._pace)
+        asked: list[asyncio.Future[Any] | None] = [self._walking, *(piece.choosing for piece in self._line)]
         for piece in self._line:
             self._give_back(piece)
         self._line.clear()
-        if self._walking is not None:
-            self._walking.cancel()
-            await asyncio.gather(self._walking, return_exceptions=True)
+        waiting = [each for each in asked if each is not None]
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         await self._entries.aclose()
         if self._direct is not None:
             await self._direct.aclose()
@@ -241,10 +312,20 @@ class CachedWindows:
                     number += 1
                     continue
                 if piece.start < 0:
-                    self._bound(piece, tail)
-                if piece.is_passed:  # there is nothing before `until`
+                    chosen = self._chosen(piece, tail)
+                    if chosen is None and number:
+                        number += 1
+                        continue
+                    if chosen is None:
+                        assert piece.choosing is not None
+                        await asyncio.shield(piece.choosing)
+                        continue  # the tail may have left meanwhile
                     del self._line[number]
-                    continue
+                    for at, each in enumerate(chosen, start=number):
+                        self._line.insert(at, each)
+                    if not chosen:
+                        continue
+                    piece = chosen[0]
                 if not self._claim(piece, tail, number):
                     break
             elif piece.is_lost:
@@ -254,20 +335,23 @@ class CachedWindows:
 
     async def _next_fragment(self, *, is_first: bool) -> bool:
         """Put the next fragment in line, as one piece. Return False if there is none, or none yet."""
-        if self._walking is None and (entry := self._entries.at_hand()) is not None:
-            self._line.append(Piece(self._stream.fragment(entry)))
+        if self._walking is None and (found := self._entries.at_hand()) is not None:
+            self._append(*found)
             return True
         if self._walking is None:
             # A task of its own: a walk that is cancelled ends, and would hide the fragments behind it.
-            self._walking = asyncio.ensure_future(self._entries.next())
+            self._walking = asyncio.ensure_future(self._entries.next_wanted())
         if not is_first and (not self._walking.done() or self._walking.exception() is not None):
             return False
-        entry = await asyncio.shield(self._walking)
-        if entry is None:
+        found = await asyncio.shield(self._walking)
+        if found is None:
             return False
         self._walking = None
-        self._line.append(Piece(self._stream.fragment(entry)))
+        self._append(*found)
         return True
+
+    def _append(self, entry: Entry, wanted: Wanted) -> None:
+        self._line.append(Piece(self._stream.fragment(entry), wanted=wanted))
 
     async def _tail_of(self, piece: Piece, *, is_first: bool) -> KeptTail | None:
         """Return the tail of a piece's fragment. Waits for it only if the piece is the first."""
@@ -285,10 +369,23 @@ class CachedWindows:
             if found is not None:
                 return found
 
-    def _bound(self, piece: Piece, tail: KeptTail) -> None:
-        entry = piece.fragment.entry
-        piece.start = row_holding(tail.table, max(self._offset, entry.first_offset))
-        piece.stop = row_from(tail.table, min(entry.next_offset, self._until))
+    def _chosen(self, piece: Piece, tail: KeptTail) -> list[Piece] | None:
+        """Return pieces of the wanted chunks of a fragment that was opened. None if the choice is not made.
+
+        An error of the choice is met when the fragment is the first in line.
+        """
+        entry, table = piece.fragment.entry, tail.table
+        start = row_holding(table, max(self._offset, entry.first_offset))
+        stop = row_from(table, min(entry.next_offset, self._until))
+        if self._choice is None or piece.wanted is Wanted.ALL:
+            return [Piece(piece.fragment, start, stop)] if start < stop else []
+        if piece.choosing is None:
+            # A task of its own: it goes on if the wait for it is cancelled.
+            piece.choosing = asyncio.ensure_future(_kept_in(self._choice, entry, table, start, stop))
+        if not piece.choosing.done() or piece.choosing.exception() is not None:
+            return None
+        kept = piece.choosing.result()
+        return [Piece(piece.fragment, run.start, run.stop, kept=kept) for run in bridged_runs(table, kept)]
 
     def _claim(self, piece: Piece, tail: KeptTail, number: int) -> bool:
         """Ask for a block. If it has only the first chunks of the piece, the others become the next piece."""
@@ -298,8 +395,7 @@ class CachedWindows:
         if block is None:
             return False
         if block.stop < piece.stop:
-            self._line.insert(number + 1, Piece(piece.fragment, block.stop, piece.stop))
-            piece.stop = block.stop
+            self._line.insert(number + 1, piece.cut(block.stop))
         last = tail.table[piece.stop - 1]
         piece.block, piece.is_claimed = block, True
         piece.end_offset = int(last["offset"]) + int(last["records"])
@@ -335,9 +431,11 @@ class CachedWindows:
     def _read_directly(self, piece: Piece, begin: int) -> None:
         """Read a damaged piece without the cache: its sound chunks, and then the error."""
         self._give_back(piece)
+        if piece.choosing is not None:
+            piece.choosing.cancel()
         piece.block = None  # its error keeps the damaged bytes in memory
         until = min(self._until, piece.end_offset)
-        self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1)
+        self._direct = WindowStream(self._view, begin, until=until, in_flight_max=1, rows_of=self._choice)
 
     def _read_more(self) -> None:
         throttled = self._cache.throttled()
@@ -359,3 +457,10 @@ class CachedWindows:
         if piece.is_claimed and piece.block is not None:
             piece.is_claimed = False
             self._cache.release(piece.block)
+
+
+async def _kept_in(choice: RowChoice, entry: Entry, table: ChunkTable, start: int, stop: int) -> RowMask:
+    """Return a mask of the wanted chunks of a table, none of them outside [start, stop)."""
+    kept = np.zeros(len(table), np.bool_)
+    kept[start:stop] = await wanted_rows(choice, entry, Wanted.SOME, table[start:stop])
+    return kept

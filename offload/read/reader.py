@@ -30,6 +30,7 @@ from typing import Final, Self, TypeVar
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.row_choice import RowChoice
 from offload.formats.records import record_runs
 from offload.ground.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.ground.tracing import span
@@ -49,7 +50,7 @@ from offload.model.position import (
 from offload.read import joined
 from offload.read.batches import MessageRun, Messages, PartRun, Window, messages_of
 from offload.read.watch import News, StreamWatch, look
-from offload.read.windows import Keep, WindowCache, Windows, WindowStream
+from offload.read.windows import WindowCache, Windows, WindowStream
 
 __all__ = ["Messages", "StreamReader", "messages_of"]
 
@@ -195,39 +196,53 @@ class StreamReader:
         """
         return await self._asked(lambda view: view.last_timestamp_ms())
 
-    def windows(self, offset: int, *, until: int = OFFSET_MAX, keep: Keep | None = None) -> StreamWindows:
+    def windows(
+        self, offset: int, *, until: int = OFFSET_MAX, rows_of: RowChoice | None = None
+    ) -> StreamWindows:
         """Return the chunks from the one that holds `offset` to the end, a window at a time.
 
-        Chunks that begin at `until` or behind it are not delivered, and neither are those that `keep` leaves
-        out. Without a cache they are not fetched either. With `keep`, the cache is not used. Close the
-        iterator when done. `Window` says how long its bytes are valid.
+        Chunks that begin at `until` or behind it are not delivered, and neither are those that `rows_of`
+        leaves out. A fragment of which it wants nothing is not opened. Chunks that are left out are fetched
+        only where that saves a request, and damage in them is not reported. Close the iterator when done.
+        `Window` says how long its bytes are valid.
         """
-        return StreamWindows(self, self._view, offset, until=until, keep=keep)
+        return StreamWindows(self, self._view, offset, until=until, rows_of=rows_of)
 
-    def source_of(self, view: StreamView, offset: int, *, until: int, keep: Keep | None) -> Windows:
-        """Return the windows of one view: through the cache, if there is one and all chunks are wanted."""
-        if self._cache is None or keep is not None:
-            return WindowStream(view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
-        return self._cache.windows(self._catalogue, view, offset, in_flight_max=self._in_flight, until=until)
+    def source_of(self, view: StreamView, offset: int, *, until: int, rows_of: RowChoice | None) -> Windows:
+        """Return the windows of one view, through the cache if there is one."""
+        if self._cache is None:
+            return WindowStream(view, offset, in_flight_max=self._in_flight, until=until, rows_of=rows_of)
+        return self._cache.windows(
+            self._catalogue, view, offset, in_flight_max=self._in_flight, until=until, rows_of=rows_of
+        )
 
-    def messages(self, start: int | PartOffset) -> AsyncGenerator[Messages, None]:
+    def messages(
+        self, start: int | PartOffset, *, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, chunk by chunk. Chunks without any are left out.
 
         Reads all parts from there on, and emits `Skipped` between two. If the offset was trimmed, the first
         message is a later one, and no event says so: compare its offset. This is a generator, so it ends if a
         wait for it is cancelled. Begin again behind the last offset. Raises `Misuse` for what is no offset,
         and `NotOffloaded` for one beyond the end and for a part that the stream does not have.
+
+        `rows_of` leaves out chunks, as for `windows`. It is asked about each part, and two parts may have the
+        same offsets.
         """
         check_place(start)
-        return joined.read_through(self.parts, start, self.emit, StreamReader.messages_here)
+        read = partial(StreamReader.messages_here, rows_of=rows_of)
+        return joined.read_through(self.parts, start, self.emit, read)
 
-    def runs(self, start: int | PartOffset) -> AsyncGenerator[PartRun, None]:
+    def runs(
+        self, start: int | PartOffset, *, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[PartRun, None]:
         """Yield the messages from an offset or a place on, in runs of many chunks.
 
         Does what `messages` does, for a consumer of columns. `Window` says how long the bodies are valid.
         """
         check_place(start)
-        return joined.read_through(self.parts, start, self.emit, StreamReader.runs_here)
+        read = partial(StreamReader.runs_here, rows_of=rows_of)
+        return joined.read_through(self.parts, start, self.emit, read)
 
     async def refresh(self) -> bool:
         """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
@@ -302,9 +317,11 @@ class StreamReader:
         self.parts = [*self.parts, *begun]
         return bool(news)
 
-    async def messages_here(self, offset: int) -> AsyncGenerator[Messages, None]:
+    async def messages_here(
+        self, offset: int, *, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[Messages, None]:
         """Yield the messages of this part, as `messages` does."""
-        async with aclosing(self.windows(offset)) as windows:
+        async with aclosing(self.windows(offset, rows_of=rows_of)) as windows:
             # A run of a cache holds no bytes, so nothing is held while the consumer works.
             while (run := await windows.next_run()) is not None:
                 # No variable refers to what was yielded: it would stay as long as the consumer stands still.
@@ -320,9 +337,11 @@ class StreamReader:
                     while handed:
                         yield handed.pop()
 
-    async def runs_here(self, offset: int) -> AsyncGenerator[PartRun, None]:
+    async def runs_here(
+        self, offset: int, *, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[PartRun, None]:
         """Yield the messages of this part, as `runs` does."""
-        async with aclosing(self.windows(offset)) as windows:
+        async with aclosing(self.windows(offset, rows_of=rows_of)) as windows:
             handed = list[PartRun]()  # as in `messages_here`
             async for window in windows:
                 for run in record_runs(window.data, window.rows, where=window.where):
@@ -431,16 +450,16 @@ class StreamWindows:
     """The windows of a reader. After a trim they continue at the stream's new first offset. Close it."""
 
     def __init__(
-        self, reader: StreamReader, view: StreamView, offset: int, *, until: int, keep: Keep | None
+        self, reader: StreamReader, view: StreamView, offset: int, *, until: int, rows_of: RowChoice | None
     ) -> None:
-        self._reader, self._until, self._keep = reader, until, keep
+        self._reader, self._until, self._rows_of = reader, until, rows_of
         self._next_offset = max(offset, view.committed.first_offset)
         self._open(view, self._next_offset)
 
     def _open(self, view: StreamView, offset: int) -> None:
         self._view = view
         self._run: MessageRun | None = None
-        self._source: Windows = self._reader.source_of(view, offset, until=self._until, keep=self._keep)
+        self._source: Windows = self._reader.source_of(view, offset, until=self._until, rows_of=self._rows_of)
 
     def __aiter__(self) -> Self:
         """Return the iterator itself."""

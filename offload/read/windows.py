@@ -7,15 +7,16 @@ that they touch and of the next one. A consumer that takes one window costs no r
 
 Requests: the first window of a fragment has one of its own. A reader that takes it gets all that it wants of
 the fragment by one further request, if the store can answer several reads from one reply (`Span.follows`),
-else by one for each window. Chunks that are left out between two wanted ones are fetched too if they are few
-bytes, because a request costs more.
+else by one for each window. A `RowChoice` leaves out whole fragments, which are then not opened, and chunks
+of others. Chunks that are left out between two wanted ones are fetched too if they are few bytes, because a
+request costs more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeAlias
 
@@ -24,16 +25,17 @@ import numpy.typing as npt
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.row_choice import RowChoice, Wanted
 from offload.contracts.store import Buffer
-from offload.ground.errors import Absent, Corrupt, OffloadError
+from offload.ground.errors import Absent, Corrupt, Misuse, OffloadError
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
-from offload.model.entry import NO_ENTRIES, Entry, entries_of_rows
+from offload.model.entry import NO_ENTRIES, Entries, Entry, entries_of_rows
 from offload.model.position import OFFSET_MAX
 from offload.read.batches import MessageRun, WholeRun, Window
 from offload.read.handles import MeasuredHandle
 
-Keep: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
-"""A filter of chunks: true for each row that is wanted."""
+RowMask: TypeAlias = npt.NDArray[np.bool_]
+"""True for each row of a table that is wanted."""
 
 FIRST_WINDOW_SIZE_BYTES: Final = 256 * 1024
 """The size of the first window. It is small, because a reader of one message should fetch little."""
@@ -67,6 +69,25 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class _Opened:
+    """The next fragment, and how much of it is wanted."""
+
+    entry: Entry
+    wanted: Wanted
+    handle: ReadHandle
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The rows of a fragment that lie in the range, and a mask of the wanted ones."""
+
+    rows: ChunkTable
+    kept: RowMask
+    damage: Corrupt | None
+    """The damage behind the rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Fetch:
     plan: _Plan
     data: asyncio.Future[Buffer]
@@ -96,7 +117,14 @@ class WindowCache(Protocol):
     """A memory of chunks that readers share (`cache.block_cache`)."""
 
     def windows(
-        self, catalogue: Catalogue, view: StreamView, offset: int, *, in_flight_max: int, until: int
+        self,
+        catalogue: Catalogue,
+        view: StreamView,
+        offset: int,
+        *,
+        in_flight_max: int,
+        until: int,
+        rows_of: RowChoice | None,
     ) -> Windows:
         """Return the windows of a view through this memory."""
         ...
@@ -105,7 +133,7 @@ class WindowCache(Protocol):
 class WindowStream:
     """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `view`.
 
-    Chunks that begin at `until` or behind it are not fetched, and those that `keep` leaves out are not
+    Chunks that begin at `until` or behind it are not fetched, and those that `rows_of` leaves out are not
     delivered. The number of reads in flight grows by one with each that is delivered. Close the iterator when
     done.
     """
@@ -117,17 +145,20 @@ class WindowStream:
         *,
         in_flight_max: int,
         until: int = OFFSET_MAX,
-        keep: Keep | None = None,
+        rows_of: RowChoice | None = None,
     ) -> None:
-        self._in_flight_max, self._until, self._keep = in_flight_max, until, keep
+        self._in_flight_max, self._until, self._choice = in_flight_max, until, rows_of
         self._begin(view, offset)
 
     def _begin(self, view: StreamView, offset: int) -> None:
         self._offset, self._view = offset, view
         # One request at first: a reader of one message should not fetch the windows behind it.
         self._in_flight = 1
-        self._entries = EntriesAhead(view, offset, self._until)
-        self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
+        self._entries = EntriesAhead(view, offset, self._until, self._choice)
+        self._opening: asyncio.Future[_Opened | None] | None = None
+        self._choosing: asyncio.Future[_Chosen] | None = None
+        """The choice among the rows of the fragment that was opened last."""
+
         self._handles: deque[ReadHandle] = deque()
         self._planned: deque[_Plan] = deque()
         self._fetching: deque[_Fetch] = deque()
@@ -200,10 +231,13 @@ class WindowStream:
         """Cancel the requests in flight and release the handles. Idempotent."""
         # Requests end before the handles that they use are closed.
         await self._cancel_reads()
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
-            self._opening = None
+        asked = [each for each in (self._choosing, self._opening) if each is not None]
+        for each in asked:
+            each.cancel()
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(found, _Opened):
+                await found.handle.aclose()
+        self._choosing = self._opening = None
         self._ready.clear()
         await self._entries.aclose()
         while self._handles:
@@ -260,32 +294,40 @@ class WindowStream:
         self._fetching.append(_Fetch(plan, asyncio.ensure_future(reading)))
 
     async def _plan_next_fragment(self) -> bool:
-        # Both awaits come before the first change of state. If one is cancelled, `_opening` still has this
-        # fragment, and the next call gets it from there: no fragment is skipped, none is planned twice.
+        # All awaits come before the first change of state. If one is cancelled, `_opening` and `_choosing`
+        # still have this fragment, and the next call gets it from there: no fragment is skipped, none is
+        # planned twice.
         if self._damage is not None:
             raise self._damage
         opened = await asyncio.shield(self._open_ahead())
         if opened is None:
             return False
-        entry, handle = opened
+        if self._choosing is None:
+            self._choosing = asyncio.ensure_future(self._choose(opened))
+        chosen = await asyncio.shield(self._choosing)
+        self._damage = chosen.damage
+        self._handles.append(opened.handle)
+        self._opening = self._choosing = None
+        if self._was_taken:
+            self._open_ahead()
+        for run in bridged_runs(chosen.rows, chosen.kept):
+            self._plan(opened.handle, chosen.rows[run], chosen.kept[run])
+        return True
+
+    async def _choose(self, opened: _Opened) -> _Chosen:
+        """Return the rows of a fragment that lie in the range, and which of them are wanted."""
+        entry, handle = opened.entry, opened.handle
         table, damage = await _table_of(handle)
         first, stop = max(self._offset, entry.first_offset), min(entry.next_offset, self._until)
         if damage is not None:
             sound_stop = handle.first_offset + int(table["records"].sum())
             if sound_stop <= first:
                 raise damage
-            self._damage = damage if sound_stop < stop else None
-        self._handles.append(handle)
-        self._opening = None
-        if self._was_taken:
-            self._open_ahead()
+            damage = damage if sound_stop < stop else None
         rows = table[row_holding(table, first) : row_from(table, stop)]
-        kept = np.ones(len(rows), np.bool_) if self._keep is None else self._keep(rows)
-        for run in _bridged(rows, kept):
-            self._plan(handle, rows[run], kept[run])
-        return True
+        return _Chosen(rows, await wanted_rows(self._choice, entry, opened.wanted, rows), damage)
 
-    def _plan(self, handle: ReadHandle, rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> None:
+    def _plan(self, handle: ReadHandle, rows: ChunkTable, kept: RowMask) -> None:
         """Cut rows into reads. Each is twice as large as the one before, up to the largest window."""
         at = 0
         while at < len(rows):
@@ -300,55 +342,95 @@ class WindowStream:
                 if size_bytes < self._window_size_bytes:
                     break
 
-    def _open_ahead(self) -> asyncio.Future[tuple[Entry, ReadHandle] | None]:
+    def _open_ahead(self) -> asyncio.Future[_Opened | None]:
         """Fetch the next fragment's index, so that the reader need not wait for it at the border."""
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open_next())
         return self._opening
 
-    async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
-        entry = await self._entries.next()
-        return None if entry is None else (entry, await self._view.open(entry))
+    async def _open_next(self) -> _Opened | None:
+        found = await self._entries.next_wanted()
+        return None if found is None else _Opened(*found, await self._view.open(found[0]))
 
 
 class EntriesAhead:
     """The fragments of a view that have offsets in a range, one at a time.
 
-    Entries are walked once, in runs, so no fragment is looked up from the root again.
+    Entries are walked once, in runs, so no fragment is looked up from the root again. Fragments of which a
+    choice wants nothing are left out.
     """
 
-    def __init__(self, view: StreamView, offset: int, until: int) -> None:
-        self._runs, self._until = view.walk(offset), until
-        self._run, self._row = NO_ENTRIES, 0
+    def __init__(self, view: StreamView, offset: int, until: int, choice: RowChoice | None = None) -> None:
+        self._runs, self._choice = view.walk(offset), choice
+        self._until = np.uint64(min(max(until, 0), OFFSET_MAX))
+        self._run, self._wanted, self._row = NO_ENTRIES, _NOTHING, 0
+        self._unasked: Entries | None = None
+        """The run that the choice is asked about."""
+
+        self._is_end = False
 
     async def next(self) -> Entry | None:
         """Return the next fragment's entry, or None after the last."""
-        while self._row == len(self._run):
-            run = await anext(self._runs, None)
-            if run is None:
-                return None
-            self._run, self._row = run, 0
-        return self.at_hand()
+        found = await self.next_wanted()
+        return None if found is None else found[0]
 
-    def at_hand(self) -> Entry | None:
-        """Return the next fragment's entry if its run is loaded. None also after the last."""
-        if self._row == len(self._run) or int(self._run["first_offset"][self._row]) >= self._until:
+    async def next_wanted(self) -> tuple[Entry, Wanted] | None:
+        """Return the next fragment's entry, and how much of it is wanted. None after the last."""
+        while (found := self.at_hand()) is None:
+            if self._unasked is None:
+                run = None if self._is_end else await anext(self._runs, None)
+                if run is None:
+                    return None
+                self._unasked = run[run["first_offset"] < self._until]
+                self._is_end = len(self._unasked) < len(run)
+            wanted = await _wanted_entries(self._choice, self._unasked)
+            rows = np.flatnonzero(wanted)
+            self._run, self._wanted, self._row = self._unasked[rows], wanted[rows], 0
+            self._unasked = None
+        return found
+
+    def at_hand(self) -> tuple[Entry, Wanted] | None:
+        """Return what `next_wanted` returns if its run is loaded and chosen. None also after the last."""
+        if self._row == len(self._run):
             return None
         self._row += 1
-        return entries_of_rows(self._run[self._row - 1 : self._row])[0]
+        entry = entries_of_rows(self._run[self._row - 1 : self._row])[0]
+        return entry, Wanted(int(self._wanted[self._row - 1]))
 
     async def aclose(self) -> None:
         """End the walk. No more groups are loaded."""
         await self._runs.aclose()
 
 
-def _runs_of(kept: npt.NDArray[np.bool_]) -> list[slice]:
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
+async def _wanted_entries(choice: RowChoice | None, entries: Entries) -> npt.NDArray[np.uint8]:
+    if choice is None or not len(entries):
+        return np.full(len(entries), Wanted.ALL, np.uint8)
+    wanted = await choice.of_entries(entries)
+    if wanted.shape != entries.shape:  # a fragment without an answer would be left out in silence
+        raise Misuse(f"{type(choice).__name__} answered {len(wanted)} times about {len(entries)} fragments")
+    return wanted
+
+
+async def wanted_rows(choice: RowChoice | None, entry: Entry, wanted: Wanted, rows: ChunkTable) -> RowMask:
+    """Return a mask of the rows of a fragment that are wanted."""
+    if choice is None or wanted is Wanted.ALL or not len(rows):
+        return np.ones(len(rows), np.bool_)
+    kept = await choice.of_rows(entry, rows)
+    if kept.shape != rows.shape:  # as above
+        raise Misuse(f"{type(choice).__name__} answered {len(kept)} times about {len(rows)} chunks")
+    return kept
+
+
+def _runs_of(kept: RowMask) -> list[slice]:
     """Return the runs of neighbours that are kept."""
     edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _bridged(rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> list[slice]:
+def bridged_runs(rows: ChunkTable, kept: RowMask) -> list[slice]:
     """Return the runs of rows to read: those that are kept, with the small gaps between them."""
     runs: list[slice] = []
     for run in _runs_of(kept):

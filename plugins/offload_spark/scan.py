@@ -18,9 +18,11 @@ import pyarrow as pa
 from offload.arrow.batches import BatchMaker
 from offload.arrow.columns import OF_TABLE
 from offload.contracts.events import DamageFound, Event, Skipped
+from offload.contracts.row_choice import RowChoice, Wanted
 from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.ground.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entries, Entry
 from offload.opening.blocking import Blocking
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables
@@ -103,7 +105,7 @@ class Scan:
     def _runs(
         self, part: PlannedPart, reader: StreamReader, lost: list[Event], reached: _Reached
     ) -> Iterator[RecordRun]:
-        windows = reader.windows(reached.offset, until=part.until, keep=lambda rows: _wanted(part, rows))
+        windows = reader.windows(reached.offset, until=part.until, rows_of=_PartChoice(part))
         try:
             while (window := self.tier.run(_next(windows))) is not None:
                 self._check(lost)
@@ -142,6 +144,23 @@ class _Reached:
     """The first offset that is not read yet. Reading continues there after damage."""
 
     offset: int
+
+
+class _PartChoice(RowChoice):
+    """The part's own chunks that may have wanted records."""
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: PlannedPart) -> None:
+        self._part = part
+
+    async def of_entries(self, entries: Entries) -> npt.NDArray[np.uint8]:
+        """Want some of each fragment that may have records within the bounds."""
+        return np.where(self._part.bounds.of_fragments(entries), Wanted.SOME, Wanted.NONE).astype(np.uint8)
+
+    async def of_rows(self, entry: Entry, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+        """Want the part's own chunks."""
+        return _wanted(self._part, rows)
 
 
 def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:

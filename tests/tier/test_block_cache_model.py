@@ -1,7 +1,8 @@
 """Random histories of readers that share a small cache, compared with a plain list of records.
 
 The stream grows, is trimmed, compacted and damaged. Requests wait at a gate, and the readers' waits are
-cancelled after any number of turns of the loop. Time passes only by a rule.
+cancelled after any number of turns of the loop. Time passes only by a rule. Readers want all chunks, or those
+of a choice, which answers early or late.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from campaign import CAMPAIGN
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from row_choices import Offsets
 
 from offload import (
     Corrupt,
@@ -47,6 +49,7 @@ from offload.store.memory import MemoryStore
 from offload.upkeep.compact.stream import compact
 
 READERS_MAX = 4
+CHOICES = st.builds(Offsets, st.sets(st.integers(0, 65)), hasty=st.booleans(), turns=st.integers(0, 3))
 DAMAGED_BYTE = 300
 """The byte of a chunk that damage flips: in the body of its message."""
 
@@ -54,8 +57,8 @@ DAMAGED_BYTE = 300
 class Consumer:
     """A reader of the model: how far it has come, and the call that it waits for."""
 
-    def __init__(self, *, by_windows: bool) -> None:
-        self.by_windows, self.at = by_windows, 0
+    def __init__(self, choice: Offsets | None, *, by_windows: bool) -> None:
+        self.choice, self.by_windows, self.at = choice, by_windows, 0
         self.events: list[Event] = []
         self.call: asyncio.Task[Any] | None = None
         self.is_excused = True
@@ -63,7 +66,14 @@ class Consumer:
 
     def open(self, reader: StreamReader, at: int) -> None:
         self.reader, self.at = reader, max(at, reader.manifest.first_offset)
-        self.source: Any = (reader.windows if self.by_windows else reader.messages)(self.at)
+        read = reader.windows if self.by_windows else reader.messages
+        self.source: Any = read(self.at, rows_of=self.choice)
+
+    def wanted_from(self, at: int, end: int) -> int:
+        """Return the first wanted offset in [at, end), or `end`."""
+        if self.choice is None:
+            return at
+        return min((each for each in self.choice.wanted if at <= each < end), default=end)
 
     async def begin_again(self) -> None:
         """Read on where it has come to, with the newest state."""
@@ -124,9 +134,14 @@ class SharedReads(RuleBasedStateMachine):
     # What readers do.
 
     @precondition(lambda self: len(self.consumers) < READERS_MAX)
-    @rule(at=st.integers(0, 99), by_windows=st.booleans(), in_flight=st.integers(1, 4))
-    def open_reader(self, at: int, by_windows: bool, in_flight: int) -> None:
-        one = Consumer(by_windows=by_windows)
+    @rule(
+        at=st.integers(0, 99),
+        by_windows=st.booleans(),
+        in_flight=st.integers(1, 4),
+        choice=st.none() | CHOICES,
+    )
+    def open_reader(self, at: int, by_windows: bool, in_flight: int, choice: Offsets | None) -> None:
+        one = Consumer(choice, by_windows=by_windows)
         one.is_excused = self.is_spoiling()
         reader = self.run(self.world.reader(in_flight=in_flight, emit=one.events.append))
         first = reader.manifest.first_offset
@@ -286,17 +301,20 @@ class SharedReads(RuleBasedStateMachine):
                     await one.begin_again()
             elif (error := call.exception()) is not None:
                 assert isinstance(error, Corrupt | TryAgain), error
-                assert one.is_excused or (isinstance(error, Corrupt) and one.at in self.ever_damaged)
+                wanted = one.wanted_from(one.at, one.reader.manifest.next_offset)
+                assert one.is_excused or (isinstance(error, Corrupt) and wanted in self.ever_damaged)
                 await one.begin_again()
                 one.is_excused = self.is_spoiling()
             elif (found := call.result()) is None:
-                assert one.at >= one.reader.manifest.next_offset
+                end = one.reader.manifest.next_offset
+                assert one.wanted_from(one.at, end) >= end
                 await one.begin_again()
             else:
-                one.at = self.delivered(one.at, found)
+                one.at = self.delivered(one, found)
 
-    def delivered(self, at: int, found: Window | Messages) -> int:
+    def delivered(self, one: Consumer, found: Window | Messages) -> int:
         """Return the offset behind what a reader has got."""
+        at = one.wanted_from(one.at, self.next)
         if isinstance(found, Messages):
             assert checked(found) == at
             return at + 1
@@ -304,6 +322,7 @@ class SharedReads(RuleBasedStateMachine):
         self.held.append(found)
         offsets = found.rows["offset"].tolist()
         assert offsets == [*range(at, at + len(offsets))]
+        assert one.choice is None or one.choice.wanted.issuperset(offsets)
         return at + len(offsets)
 
     def check_window(self, window: Window) -> None:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
+from row_choices import Offsets
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
+from offload.cache.block_cache import BlockCache
 from offload.contracts.store import Buffer, Span
-from offload.ground.errors import Corrupt
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 from offload.model.chunk_table import ChunkTable
-from offload.model.entry import entries_of_rows
+from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.position import AtTime
 from offload.read import windows as windows_module
+from offload.read.reader import StreamWindows
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
@@ -29,16 +35,24 @@ RECORDS = 24
 CHUNK_SIZE_BYTES = len(ledger_of(1).chunks[0])
 
 
-def in_tier(act: Callable[[StreamReader, Spans], Awaitable[None]]) -> None:
-    """Run `act` with a reader of a stream of `RECORDS` chunks and the record of its requests."""
+def in_tier(
+    act: Callable[[StreamReader, Spans], Awaitable[None]],
+    *,
+    cached: bool = False,
+    records: int = RECORDS,
+) -> None:
+    """Run `act` with a reader of a stream of `records` chunks and the record of its requests."""
 
     async def scenario() -> None:
         spans = Spans(MemoryStore())
         async with ObjectStoreOffloader(spans) as offloader:
             writer = await StreamWriter.claim(offloader, "orders")
-            await writer.offload([ledger_of(6, first_offset=offset) for offset in range(0, RECORDS, 6)])
+            await writer.offload([ledger_of(6, first_offset=offset) for offset in range(0, records, 6)])
             spans.asked.clear()
-            await act(StreamReader(offloader, writer.manifest), spans)
+            cache = BlockCache(2**20, step_size_bytes=2 * CHUNK_SIZE_BYTES) if cached else None
+            await act(StreamReader(offloader, writer.manifest, cache=cache), spans)
+            if cache is not None:
+                await cache.aclose()
 
     asyncio.run(scenario())
 
@@ -57,10 +71,6 @@ class Spans(FaultyStore):
         return await super().get(key, span)  # type: ignore[arg-type]
 
 
-def offsets_in(*wanted: int) -> Callable[[ChunkTable], np.ndarray]:
-    return lambda rows: np.isin(rows["offset"], np.array(wanted, np.uint64))
-
-
 async def tables_of(reader: StreamReader) -> dict[str, ChunkTable]:
     """Return the table of each fragment, by its key."""
     found = {}
@@ -72,27 +82,158 @@ async def tables_of(reader: StreamReader) -> dict[str, ChunkTable]:
     return found
 
 
-@given(st.integers(0, RECORDS), st.integers(0, RECORDS), st.sets(st.integers(0, RECORDS - 1)))
-def test_exactly_the_requested_chunks_come_in_order(start: int, until: int, wanted: set[int]) -> None:
-    found: list[int] = []
+CHOICES = st.builds(
+    Offsets, st.sets(st.integers(0, RECORDS - 1)), hasty=st.booleans(), turns=st.integers(0, 3)
+)
 
-    async def read(reader: StreamReader, spans: Spans) -> None:
-        windows = reader.windows(start, until=until, keep=offsets_in(*wanted))
+
+async def taken_from(windows: StreamWindows, *, by_runs: bool, found: list[int]) -> None:
+    """Add the offsets of all windows or, if `by_runs`, of all messages to `found`."""
+    if not by_runs:
         async for window in windows:
             assert len(window.data) == window.rows["size_bytes"].sum()
             found.extend(window.rows["offset"].tolist())
+        return
+    while (run := await windows.next_run()) is not None:
+        found.extend(batch.offset for batch in run.batches(1))
+
+
+@given(
+    st.integers(0, RECORDS), st.integers(0, RECORDS), CHOICES, st.integers(0, 4), st.booleans(), st.booleans()
+)
+def test_exactly_the_requested_chunks_come_in_order(
+    start: int, until: int, choice: Offsets, gap_max: int, cached: bool, by_runs: bool
+) -> None:
+    found: list[int] = []
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        windows = reader.windows(start, until=until, rows_of=choice)
+        await taken_from(windows, by_runs=by_runs, found=found)
+        await windows.aclose()
+        opened = {int(key.split("/data/")[1].split(".")[0]) for key, _ in spans.asked}
+        if choice.hasty:
+            assert opened <= {offset // 6 * 6 for offset in choice.wanted}
+
+    with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max * CHUNK_SIZE_BYTES):
+        in_tier(read, cached=cached)
+
+    assert found == sorted(each for each in choice.wanted if start <= each < until)
+    for asked in choice.asked:
+        assert start <= asked.start, "it is asked about the range alone"
+        assert asked.stop <= until
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 9])
+def test_a_choice_goes_on_if_the_wait_for_it_is_cancelled(turns: int, cached: bool) -> None:
+    """Each wait is cancelled before the choice can answer."""
+    choice = Offsets([1, 8, 9, 20], turns=40)
+    found: list[int] = []
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        windows = reader.windows(0, rows_of=choice)
+        while True:
+            waiting = asyncio.ensure_future(anext(windows, None))
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            try:
+                window = await waiting
+            except asyncio.CancelledError:
+                continue
+            if window is None:
+                break
+            found.extend(window.rows["offset"].tolist())
         await windows.aclose()
 
-    in_tier(read)
+    in_tier(read, cached=cached)
 
-    assert found == sorted(each for each in wanted if start <= each < until)
+    assert found == [1, 8, 9, 20]
+    assert len(choice.asked) == 3, "it is asked once about each fragment"
+
+
+class Broken(Offsets):
+    """A choice that fails when it is asked about the fragment at `at`."""
+
+    def __init__(self, at: int, *, in_entries: bool) -> None:
+        super().__init__(range(0, RECORDS, 2))
+        self.at, self.in_entries = at, in_entries
+
+    async def of_entries(self, entries: Entries) -> npt.NDArray[np.uint8]:
+        if self.in_entries:
+            raise TryAgain("the index does not answer")
+        return await super().of_entries(entries)
+
+    async def of_rows(self, entry: Entry, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+        if entry.first_offset == self.at:
+            raise TryAgain("the index does not answer")
+        return await super().of_rows(entry, rows)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("at", "in_entries"), [(0, False), (6, False), (18, False), (0, True)])
+def test_an_error_of_a_choice_comes_after_all_chunks_before_it(
+    at: int, in_entries: bool, cached: bool
+) -> None:
+    found: list[int] = []
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        windows = reader.windows(0, rows_of=Broken(at, in_entries=in_entries))
+        for _ in range(2):
+            with pytest.raises(TryAgain, match="the index"):
+                await taken_from(windows, by_runs=False, found=found)
+        await windows.aclose()
+
+    in_tier(read, cached=cached)
+
+    assert found == [*range(0, at, 2)]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("question", ["of_entries", "of_rows"])
+def test_a_choice_that_leaves_a_chunk_without_an_answer_is_refused(question: str, cached: bool) -> None:
+    async def one_short(choice: Offsets, *about: Any) -> np.ndarray:
+        return (await getattr(Offsets, question)(choice, *about))[1:]
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        short = type("Short", (Offsets,), {question: one_short})
+        windows = reader.windows(0, rows_of=short([1, 8]))
+        with pytest.raises(Misuse, match=r"Short answered \d times about \d"):
+            await anext(windows)
+        await windows.aclose()
+
+    in_tier(read, cached=cached)
+
+
+def test_a_read_of_one_fragment_of_a_thousand_opens_no_other() -> None:
+    """If the entries do not show it, the table of each fragment is fetched."""
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        for cached, (hasty, requests) in product([False, True], [(True, 2), (False, 1001)]):
+            found: list[int] = []
+            cache = BlockCache(2**20) if cached else None
+            again = StreamReader(reader._catalogue, reader.manifest, cache=cache)
+            spans.asked.clear()
+            windows = again.windows(0, rows_of=Offsets([3003], hasty=hasty))
+            await taken_from(windows, by_runs=False, found=found)
+            await windows.aclose()
+            assert found == [3003]
+            assert len(spans.asked) == requests
+            if cache is not None:
+                await cache.aclose()
+
+    in_tier(read, records=6000)
 
 
 @given(
     st.lists(st.sampled_from("ww..DW"), min_size=RECORDS, max_size=RECORDS),
     st.integers(0, 4).map(lambda chunks: chunks * CHUNK_SIZE_BYTES),
+    st.booleans(),
+    st.booleans(),
 )
-def test_damage_that_nobody_wants_hides_nothing(chunks: list[str], gap_max: int) -> None:
+def test_damage_that_nobody_wants_hides_nothing(
+    chunks: list[str], gap_max: int, cached: bool, by_runs: bool
+) -> None:
     # Each chunk is wanted (w), unwanted (.), unwanted and damaged (D), or wanted and damaged (W).
     wanted = {offset for offset, kind in enumerate(chunks) if kind in "wW"}
     damaged = {offset for offset, kind in enumerate(chunks) if kind in "DW"}
@@ -104,15 +245,16 @@ def test_damage_that_nobody_wants_hides_nothing(chunks: list[str], gap_max: int)
             for offset, position in zip(table["offset"].tolist(), table["position"].tolist(), strict=True):
                 raw[position + 60] ^= offset in damaged
             spans.objects[key] = bytes(raw)
-        windows = reader.windows(0, keep=offsets_in(*wanted))
-        with suppress(Corrupt):
-            async for window in windows:
-                assert len(window.data) == window.rows["size_bytes"].sum()
-                found.extend(window.rows["offset"].tolist())
+        windows = reader.windows(0, rows_of=Offsets(wanted))
+        try:
+            await taken_from(windows, by_runs=by_runs, found=found)
+            assert not wanted & damaged
+        except Corrupt:
+            assert wanted & damaged, "damage that nobody wants is not reported"
         await windows.aclose()
 
     with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max):
-        in_tier(read)
+        in_tier(read, cached=cached)
 
     assert found == sorted(each for each in wanted if each < min(wanted & damaged, default=RECORDS))
 
@@ -120,10 +262,25 @@ def test_damage_that_nobody_wants_hides_nothing(chunks: list[str], gap_max: int)
 @pytest.mark.parametrize(("gap_max", "requests"), [(0, 3), (CHUNK_SIZE_BYTES, 2), (2 * CHUNK_SIZE_BYTES, 1)])
 def test_small_gaps_are_fetched_and_not_delivered(gap_max: int, requests: int) -> None:
     async def read(reader: StreamReader, spans: Spans) -> None:
-        windows = reader.windows(0, until=6, keep=offsets_in(0, 2, 5))
+        windows = reader.windows(0, until=6, rows_of=Offsets([0, 2, 5]))
         assert [window.rows["offset"].tolist() async for window in windows] == [[0], [2], [5]]
         await windows.aclose()
         assert len(spans.asked) == 1 + requests, "the index, and the chunks"
+
+    with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max):
+        in_tier(read)
+
+
+@pytest.mark.parametrize(("gap_max", "requests"), [(0, 4), (CHUNK_SIZE_BYTES, 3)])
+def test_a_cache_fetches_small_gaps_in_the_blocks_around_them(gap_max: int, requests: int) -> None:
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        cache = BlockCache(2**20, step_size_bytes=CHUNK_SIZE_BYTES)
+        again = StreamReader(reader._catalogue, reader.manifest, cache=cache)
+        windows = again.windows(0, until=6, rows_of=Offsets([0, 1, 3, 5]))
+        assert [window.rows["offset"].tolist() async for window in windows] == [[0], [1], [3], [5]]
+        await windows.aclose()
+        assert len(spans.asked) == 1 + requests, "the index, and the blocks"
+        await cache.aclose()
 
     with patch.object(windows_module, "GAP_SIZE_BYTES_MAX", gap_max):
         in_tier(read)
