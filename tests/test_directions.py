@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import sys
 import tomllib
@@ -67,6 +68,11 @@ def imports_in(path: Path) -> list[Import]:
     return found
 
 
+def python_in(folder: str) -> list[Path]:
+    """Return the modules and scripts in a folder of the checkout."""
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
 def ours(found: Import) -> bool:
     return found.top == "offload" or found.top.startswith("offload_")
 
@@ -124,6 +130,17 @@ def test_conformance_imports_contracts_and_never_a_backend() -> None:
     allowed = {"offload", "offload_conformance", "pytest", "hypothesis", "typer", *sys.stdlib_module_names}
 
     assert [found for found in imports_of("offload_conformance") if found.top not in allowed] == []
+
+
+def test_nothing_imports_by_a_folder_of_the_checkout() -> None:
+    """The lint has these bans too, but tests and benchmarks are let off its other ones, and so off these."""
+    by_folder = re.compile(r"^\s*(?:from|import) (?:backends|plugins|conformance|tests)\b", re.MULTILINE)
+    files = [
+        path for folder in ("tests", "benchmarks", "conformance", "examples") for path in python_in(folder)
+    ]
+
+    assert len(files) > 100
+    assert [str(path) for path in files if by_folder.search(path.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("room", ["model", "formats"])

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,7 +155,7 @@ DOORS: Final[dict[str, Callable[[bytes, Path], object]]] = {
     "error of GCS": lambda raw, path: _understood(raw),
     "metadata of Pulsar": lambda raw, path: LedgerMetadata.decode(raw, where="here"),
     "JSON of Pulsar": lambda raw, path: _from_json("bookkeeper.LedgerMetadata", raw, "here"),
-    "Retry-After": of_text(pause_of),
+    "Retry-After": of_text(partial(pause_of, now_ms=lambda: 0)),
     "address": of_text(address_from),
     "duration": of_text(seconds_from),
     "size": of_text(size_bytes_from),

@@ -25,6 +25,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up, refusal_of
 
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
     AlreadyExists,
     Denied,
@@ -124,7 +125,15 @@ PLAIN_HTTP: Final = 400
 WRONG: Final = {"RequestBodyTooLarge", "OutOfRangeInput", "InvalidUri", "BlockListTooLong", "InvalidInput"}
 
 
-def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
+def explained(
+    exc: BaseException,
+    *,
+    what: str,
+    where: str,
+    key: str = "",
+    mutation: bool,
+    now_ms: Callable[[], int] = REAL_ENV.now_ms,
+) -> OffloadError:
     """Return the port's error for `exc`. The caller raises it from `exc`.
 
     The first word of `what` names the operation. A mutation without a reply may or may not have been
@@ -134,7 +143,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
     # A reply that cannot be decoded proves nothing about the request, so it counts as none.
     if isinstance(exc, HttpResponseError) and exc.response is not None and not isinstance(exc, DecodeError):
-        return _of_reply(exc, said, what, key, lost)
+        return _of_reply(exc, said, what, key, lost, now_ms)
     if isinstance(exc, ClientAuthenticationError):
         return StoreDenied(f"{said}: {_of_sign_in(exc)}")
     if isinstance(exc, ExchangeError):
@@ -173,7 +182,12 @@ def one_line(exc: BaseException | str) -> str:
 
 
 def _of_reply(
-    exc: HttpResponseError, said: str, what: str, key: str, lost: Callable[[str], OffloadError]
+    exc: HttpResponseError,
+    said: str,
+    what: str,
+    key: str,
+    lost: Callable[[str], OffloadError],
+    now_ms: Callable[[], int],
 ) -> OffloadError:
     code, status = code_of(exc), exc.status_code or 0
     text = f"{said}: {one_line(_message(exc))} ({code})"
@@ -202,7 +216,7 @@ def _of_reply(
     # Before the check for 5xx: a full account (507) refused the request, and would count as unknown there.
     if code in FULL:
         return NoSpace(f"{said}: the account is full ({code})")
-    pause_seconds = pause_of(_headers(exc).get("Retry-After", ""))
+    pause_seconds = pause_of(_headers(exc).get("Retry-After", ""), now_ms=now_ms)
     # The service refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
     if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
         return Throttled(text, pause_seconds=pause_seconds)

@@ -6,8 +6,7 @@ of the options may permit writes too.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,13 @@ __all__ = ["read_urls"]
 
 
 def read_urls(
-    container: ContainerClient, options: AzureOptions, keys: Sequence[str], *, seconds: int, where: str
+    container: ContainerClient,
+    options: AzureOptions,
+    keys: Sequence[str],
+    *,
+    seconds: int,
+    where: str,
+    now_ms: Callable[[], int],
 ) -> SignedReads:
     """Return signed reads of these keys. Raises `Misuse` if the account's key is not known, or not enough."""
     reasons = {
@@ -38,7 +43,7 @@ def read_urls(
     }
     for reason in (name for name, holds in reasons.items() if holds):
         raise Misuse(f"{where}: reads are not signed, because of {reason}")
-    until = time.time() + seconds
+    until_ms = now_ms() + seconds * 1000
     urls = []
     for key in keys:
         token = generate_blob_sas(
@@ -47,12 +52,12 @@ def read_urls(
             blob_name=key,
             account_key=container.credential.account_key,
             permission=BlobSasPermissions(read=True),
-            expiry=datetime.fromtimestamp(until, UTC),
+            expiry=datetime.fromtimestamp(until_ms / 1000, UTC),
         )
         urls.append(f"{container.get_blob_client(key).url}?{token}")
     return SignedReads(
         urls=urls,
         seconds=seconds,
-        expires_ms=int(until * 1000),
+        expires_ms=until_ms,
         stall_seconds=options.read_timeout_seconds,
     )

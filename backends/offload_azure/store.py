@@ -38,6 +38,7 @@ from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
 from offload.store.multipart import check_create, check_put, put_in_parts, windows_in_memory
@@ -71,8 +72,16 @@ class AzureStore(ObjectStore, SignsReads):
     `place` is the container as a URL named it, perhaps with its account, for the `url` of this store.
     """
 
-    def __init__(self, *, container: str, options: AzureOptions | None = None, place: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        container: str,
+        options: AzureOptions | None = None,
+        place: str = "",
+        env: Env = REAL_ENV,
+    ) -> None:
         self.container: Final = container
+        self.env: Final = env
         self._place = place or container
         self.options: Final = options or AzureOptions()
         self._client: AzureClient | None = None
@@ -229,7 +238,9 @@ class AzureStore(ObjectStore, SignsReads):
         """Sign a read of each key by a SAS token. Raises `Misuse` unless the account's key is known."""
         container = (await self.client()).container
         names = [check(key) for key in keys]
-        return read_urls(container, self.options, names, seconds=seconds, where=self.url)
+        return read_urls(
+            container, self.options, names, seconds=seconds, where=self.url, now_ms=self.env.now_ms
+        )
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -262,7 +273,9 @@ class AzureStore(ObjectStore, SignsReads):
         except OffloadError:
             raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
         except FAILURES as exc:
-            raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
+            raise explained(
+                exc, what=what, where=self.url, key=key, mutation=mutation, now_ms=self.env.now_ms
+            ) from exc
 
     @cached_property
     def encrypted(self) -> dict[str, Any]:

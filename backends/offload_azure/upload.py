@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
@@ -29,7 +28,7 @@ class AzureUpload(Upload):
     def __init__(self, store: AzureStore, key: str, described: Mapping[str, Any]) -> None:
         """`described` has the settings of the object, for the request that makes it."""
         self._store, self._key, self._described = store, key, described
-        self._uid = uuid4().hex
+        self._uid = store.env.uuid().hex
         self._numbers: set[int] = set()
 
     async def put_part(self, number: int, data: bytes) -> None:
@@ -57,7 +56,7 @@ class AzureUpload(Upload):
 async def create_of_a_block(store: AzureStore, key: str, data: bytes) -> None:
     """Send Put Block, and Put Block List with `If-None-Match: *`. Drops blocks of unfinished uploads."""
     what = f"create {key!r}"
-    name = uuid4().hex + "0" * 8  # all names of a key's blocks must have one length
+    name = store.env.uuid().hex + "0" * 8  # all names of a key's blocks must have one length
     await _put_block(store, key, name, data, what=what)
     blob = await store.blob(key)
     call = blob.commit_block_list(

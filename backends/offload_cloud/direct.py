@@ -27,12 +27,12 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from offload.ground.env import REAL_ENV
 from offload.store.metrics import note_first_byte
 from offload_cloud.exchange import Connection, Request, Route, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
@@ -55,7 +55,7 @@ class Direct:
         limits: TimeLimits,
         connections_max: int,
         context: Callable[[], ssl.SSLContext],
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = REAL_ENV.monotonic,
     ) -> None:
         """`context` makes the TLS context. A thread calls it, when the first server needs one."""
         self._limits, self._connections_max, self._make_context = limits, connections_max, context

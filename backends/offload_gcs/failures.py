@@ -27,6 +27,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up
 
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
     AlreadyExists,
     Denied,
@@ -105,8 +106,8 @@ class Refused(Exception):
     def __init__(self, status: int, body: bytes, *, retry_after: str = "") -> None:
         self.status = status
         self.reason, self.message = _understood(body)
-        self.pause_seconds = pause_of(retry_after)
-        """The pause in seconds that the header `Retry-After` asks for; None if it asks for none."""
+        self.retry_after = retry_after
+        """The header `Retry-After`; empty if the reply has none."""
 
         super().__init__(" ".join(filter(None, (str(status), self.reason, self.message))))
 
@@ -140,7 +141,9 @@ class Asked:
     """True: a 404 means that the object is absent, unless its message is about the bucket."""
 
 
-def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
+def explained(
+    exc: BaseException, asked: Asked, *, where: str, now_ms: Callable[[], int] = REAL_ENV.now_ms
+) -> OffloadError:
     """Return the port's error for `exc`. The caller raises it from `exc`.
 
     A mutation without a reply may or may not have been applied: `OutcomeUnknown`.
@@ -149,7 +152,7 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
     lost: Callable[[str], OffloadError] = OutcomeUnknown if asked.mutation else TryAgain
     match exc:
         case Refused():
-            return _of_reply(exc, asked, said, lost, where)
+            return _of_reply(exc, asked, said, lost, where, now_ms)
         # Credentials are fetched before the request is sent, so nothing is in doubt, not even for a
         # mutation.
         case GoogleAuthError() | Unusable():
@@ -201,7 +204,12 @@ def without_secrets(said: object) -> str:
 
 
 def _of_reply(
-    exc: Refused, asked: Asked, said: str, lost: Callable[[str], OffloadError], where: str
+    exc: Refused,
+    asked: Asked,
+    said: str,
+    lost: Callable[[str], OffloadError],
+    where: str,
+    now_ms: Callable[[], int],
 ) -> OffloadError:
     reason = f"{said}: {exc}"
     # By reason first: several of them share a status, and they say more.
@@ -211,8 +219,9 @@ def _of_reply(
     if exc.reason in FULL or exc.status == 507:
         return NoSpace(f"{said}: the store is full or over its quota ({exc})")
     # The service refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
-    if exc.status == 429 or exc.reason in THROTTLED or (exc.status == 503 and exc.pause_seconds is not None):
-        return Throttled(reason, pause_seconds=exc.pause_seconds)
+    pause_seconds = pause_of(exc.retry_after, now_ms=now_ms)
+    if exc.status == 429 or exc.reason in THROTTLED or (exc.status == 503 and pause_seconds is not None):
+        return Throttled(reason, pause_seconds=pause_seconds)
     # The service began, and failed somewhere. It may have applied a mutation: `lost` says so.
     if exc.status in LOST:
         return lost(reason)

@@ -26,14 +26,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
-from uuid import uuid4
 
 from offload_cloud.long_reads import LongReads, RangeReply
 from offload_cloud.metadata import beside, left_for_metadata
@@ -45,6 +43,7 @@ from offload.contracts.object_metadata import NO_METADATA, read_metadata
 from offload.contracts.signing import SignedReads, SignsReads
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.formats.checksums import crc32c
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.store.buffers import BufferPool
 from offload.store.multipart import check_create, check_put, windows_in_memory
@@ -73,8 +72,8 @@ _URL: Final = re.compile(r"[!-~]+")
 class GcsStore(ObjectStore, SignsReads):
     """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
 
-    def __init__(self, *, bucket: str, options: GcsOptions | None = None) -> None:
-        self._bucket = bucket
+    def __init__(self, *, bucket: str, options: GcsOptions | None = None, env: Env = REAL_ENV) -> None:
+        self._bucket, self._env = bucket, env
         self._options = options or GcsOptions()
         self._client = GcsClient(self._options)
         is_direct = self._options.client == "direct"
@@ -265,7 +264,7 @@ class GcsStore(ObjectStore, SignsReads):
         }
         for reason in (name for name, holds in reasons.items() if holds):
             raise Misuse(f"{self.url}: reads are not signed, because of {reason}")
-        begun = int(time.time())  # before the signatures, whose times are in whole seconds
+        begun = self._env.now_ms() // 1000  # before the signatures, whose times are in whole seconds
         names = [checked(key) for key in keys]
         if credentials is None:
             urls = [self._content(key) for key in names]
@@ -316,7 +315,7 @@ class GcsStore(ObjectStore, SignsReads):
         try:
             yield
         except FAILURES as exc:
-            raise explained(exc, asked, where=self.url) from exc
+            raise explained(exc, asked, where=self.url, now_ms=self._env.now_ms) from exc
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
         assert self._direct is not None, "only the byte transport has replies whose bodies are on their way"
@@ -349,7 +348,7 @@ class GcsStore(ObjectStore, SignsReads):
         """Send one request with the object's description and its bytes. Its lines end in CR LF."""
         # The description comes first. It has the CRC-32C, so the service knows it before the bytes.
         # A random boundary, because the bytes of the object must not contain it.
-        boundary = uuid4().hex.encode()
+        boundary = self._env.uuid().hex.encode()
         resource = described(asked.key, checksum, extra or {})
         head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
         head += b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n" % boundary

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -67,10 +66,10 @@ def changed_ns(folder: int) -> tuple[int, int]:
 class Folders:
     """The folders below one root: makes them, and remembers which of them survive a power cut."""
 
-    __slots__ = ("_durable", "_root", "_root_seen", "_synced")
+    __slots__ = ("_durable", "_now_ms", "_root", "_root_seen", "_synced")
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, root: str, now_ms: Callable[[], int]) -> None:
+        self._root, self._now_ms = root, now_ms
         self._root_seen: tuple[int, int] | None = None
         """The device and the inode of the root. None until it was seen."""
         self._durable: set[tuple[str, ...]] = set()
@@ -97,7 +96,7 @@ class Folders:
         changed = changed_ns(folder)
         if self._synced.get(tuple(parts)) == changed:
             return
-        began = time.time_ns()
+        began_ns = self._now_ms() * 1_000_000
         try:
             os.fsync(folder)
         except OSError as error:
@@ -106,7 +105,7 @@ class Folders:
         else:
             # A change right after the sync could have the same time as the last one before it, and would
             # then never be synced. So only an old change is remembered, by times read before the sync.
-            if max(changed) < began - SETTLED_NS:
+            if max(changed) < began_ns - SETTLED_NS:
                 self._synced[tuple(parts)] = changed
 
     def open_for_writing(self, parts: Sequence[str]) -> int:

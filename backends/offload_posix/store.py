@@ -28,7 +28,6 @@ import asyncio
 import os
 import stat
 import threading
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -38,6 +37,7 @@ from typing import Final
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
 from offload.store.buffers import BufferPool
 from offload_posix.failures import explained, failure
@@ -57,22 +57,24 @@ class PosixStore(ObjectStore):
 
     A root that was seen and is replaced or gone is never made again: `StoreDenied` (`folders`).
 
-    `names` returns names for staged files and must never repeat one. `threads` is the greatest number of
-    blocking calls at a time. Any number of stores, in any number of processes, may use one root.
+    `names` returns names for staged files and must never repeat one. `now_ms` is the clock by which the file
+    system dates its folders. `threads` is the greatest number of blocking calls at a time. Any number of
+    stores, in any number of processes, may use one root.
     """
 
     def __init__(
         self,
         *,
         root: str | os.PathLike[str],
-        names: Callable[[], str] = lambda: uuid.uuid4().hex,
+        names: Callable[[], str] = lambda: REAL_ENV.uuid().hex,
+        now_ms: Callable[[], int] = REAL_ENV.now_ms,
         threads: int = 8,
     ) -> None:
         self._root = os.path.abspath(root)
         self._names = names
         self._pool = Pool(threads)
         self._buffers = BufferPool()
-        self._folders = Folders(self._root)
+        self._folders = Folders(self._root, now_ms)
         self._sweeping = threading.Lock()
         self._swept = False
 

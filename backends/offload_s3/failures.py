@@ -30,6 +30,7 @@ from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
 from offload_cloud.tls import hung_up, refusal_of
 
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
     AlreadyExists,
     Denied,
@@ -188,7 +189,15 @@ SETTINGS: Final = (
 )
 
 
-def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
+def explained(
+    exc: BaseException,
+    *,
+    what: str,
+    where: str,
+    key: str = "",
+    mutation: bool,
+    now_ms: Callable[[], int] = REAL_ENV.now_ms,
+) -> OffloadError:
     """Return the port's error for `exc`. The caller raises it from `exc`.
 
     A mutation without a reply may or may not have been applied: `OutcomeUnknown`.
@@ -197,7 +206,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
     match exc:
         case ClientError():
-            return _of_code(exc, said, key, lost)
+            return _of_code(exc, said, key, lost, now_ms)
         case ExchangeError():
             return meaning_of(exc, said, lost)
         case ResponseParserError():  # no XML
@@ -256,13 +265,15 @@ def _is_plain_value_error(exc: BaseException) -> bool:
     return isinstance(exc, ValueError) and not isinstance(exc, BotoCoreError | aiohttp.ClientError | OSError)
 
 
-def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], OffloadError]) -> OffloadError:
+def _of_code(
+    exc: ClientError, said: str, key: str, lost: Callable[[str], OffloadError], now_ms: Callable[[], int]
+) -> OffloadError:
     code, status = code_of(exc), status_of(exc)
     message = " ".join(str(exc.response.get("Error", {}).get("Message", "")).split())[:400]
     # The order matters, because one status can have several meanings: exact codes first, bare statuses later.
     if code in LOST_CREATE:
         return AlreadyExists(key)
-    pause_seconds = pause_of(_headers_of(exc).get("retry-after", ""))
+    pause_seconds = pause_of(_headers_of(exc).get("retry-after", ""), now_ms=now_ms)
     # The server refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
     if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
         return Throttled(f"{said}: {code}: {message}", pause_seconds=pause_seconds)

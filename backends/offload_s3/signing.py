@@ -7,8 +7,7 @@ Invariant: a URL is valid no longer than the credentials that signed it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from aiobotocore.session import AioSession
@@ -49,6 +48,7 @@ async def signed_by(
     *,
     seconds: int,
     stall_seconds: float,
+    now_ms: Callable[[], int],
 ) -> SignedReads:
     """Return signed reads of these objects. `session` is None if an option gives the credentials.
 
@@ -57,20 +57,20 @@ async def signed_by(
     # By default the SDK signs URLs by version 2, which AWS accepts in few regions.
     client.meta.events.register_first("choose-signer.s3", _version_4, unique_id="offload-sign")
     seconds = min(seconds, SECONDS_MAX)
-    if session is not None and (left := await _seconds_left(session)) is not None:
+    if session is not None and (left := await _seconds_left(session, now_ms)) is not None:
         seconds = min(seconds, left)
     if seconds < 1:
         raise Denied("the credentials have ended, so no read can be signed: renew them")
-    begun = time.time()
+    begun_ms = now_ms()
     urls = [
         await client.generate_presigned_url("get_object", Params={**each}, ExpiresIn=seconds)
         for each in objects
     ]
-    expires_ms = int((begun + seconds) * 1000)
+    expires_ms = begun_ms + seconds * 1000
     return SignedReads(urls=urls, seconds=seconds, expires_ms=expires_ms, stall_seconds=stall_seconds)
 
 
-async def _seconds_left(session: AioSession) -> int | None:
+async def _seconds_left(session: AioSession, now_ms: Callable[[], int]) -> int | None:
     """Return for how long the credentials are valid; None if they do not expire, or if nobody knows when.
 
     The SDK renews credentials that it found itself, and then knows when they expire.
@@ -83,7 +83,7 @@ async def _seconds_left(session: AioSession) -> int | None:
     except RuntimeError:  # those that the SDK got instead have ended too
         return 0
     expires = getattr(credentials, "_expiry_time", None)
-    return None if expires is None else int(expires.timestamp() - time.time())
+    return None if expires is None else int(expires.timestamp() - now_ms() / 1000)
 
 
 def _version_4(signature_version: Any, **_event: Any) -> str | None:

@@ -53,6 +53,7 @@ from offload.contracts.store import (
     check_key,
 )
 from offload.formats.checksums import crc32c
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
 from offload.store.multipart import check_create, check_put, put_in_parts, windows_in_memory
@@ -90,8 +91,9 @@ NOT_FOUND: Final = 404
 class S3Store(ObjectStore, SignsReads):
     """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
 
-    def __init__(self, *, bucket: str, options: S3Options | None = None) -> None:
+    def __init__(self, *, bucket: str, options: S3Options | None = None, env: Env = REAL_ENV) -> None:
         self.bucket: Final = bucket
+        self._env = env
         self.options: Final = options or S3Options()
         self._files: s3fs.S3FileSystem | None = None
         self._data_files: s3fs.S3FileSystem | None = None
@@ -325,6 +327,7 @@ class S3Store(ObjectStore, SignsReads):
             [{"Bucket": self.bucket, "Key": check_key(key)} for key in keys],
             seconds=seconds,
             stall_seconds=self.options.read_timeout_seconds,
+            now_ms=self._env.now_ms,
         )
         return await self.explain(call, "sign reads")
 
@@ -380,7 +383,9 @@ class S3Store(ObjectStore, SignsReads):
         except OffloadError:
             raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
         except FAILURES as exc:
-            raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
+            raise explained(
+                exc, what=what, where=self.url, key=key, mutation=mutation, now_ms=self._env.now_ms
+            ) from exc
 
     async def _put(
         self,

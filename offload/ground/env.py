@@ -7,13 +7,15 @@ clock and random sources.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID, uuid4
 
-__all__ = ["Env"]
+__all__ = ["REAL_ENV", "Env"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Env:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = field(default=random.random)
     """A random number: at least 0, and below 1."""
+    secret: Callable[[int], bytes] = os.urandom
+    """Returns so many random bytes that nobody can guess."""
 
     def backoff_seconds(self, attempt: int, *, base_seconds: float = 0.01, max_seconds: float = 5.0) -> float:
         """Return the seconds to wait after failure number `attempt`, counted from 0.
@@ -37,3 +41,7 @@ class Env:
         # The exponent is bounded because a large one would overflow a float before `min` could cut it off.
         full = min(base_seconds * 2.0 ** min(attempt, 32), max_seconds)
         return full / 2 + self.random() * full / 2
+
+
+REAL_ENV: Final = Env()
+"""The real clock and random sources: the default of a parameter that is one of them."""

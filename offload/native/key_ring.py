@@ -55,8 +55,6 @@ class KeyRing:
     encrypted_only: bool = False
     """Refuse plain fragments: somebody who writes to the bucket may have put them in place of others."""
     env: Env = field(default_factory=Env)
-    token: Callable[[int], bytes] = os.urandom
-    """Returns so many random bytes that nobody can guess."""
     is_shared: bool = False
     """True: this is a copy for one tier, and does not close the service."""
     _pid: int = field(default_factory=os.getpid, repr=False)
@@ -90,7 +88,7 @@ class KeyRing:
             self._refuse_plain(stream)
         elif not self.new.is_own:
             with asking(stream):
-                await try_master_key(self.service, self.new.label, self.token(KEY_SIZE_BYTES))
+                await try_master_key(self.service, self.new.label, self.env.secret(KEY_SIZE_BYTES))
 
     def _refuse_plain(self, stream: str) -> None:
         if self.encrypted_only:
@@ -128,7 +126,7 @@ class KeyRing:
 
     def data_key(self, stream_key: StreamKey, *, attempt: UUID, first_offset: int) -> tuple[DataKey, bytes]:
         """Return a new data key for a fragment, and the fragment's section that holds it wrapped."""
-        raw = self.token(KEY_SIZE_BYTES)
+        raw = self.env.secret(KEY_SIZE_BYTES)
         incarnation = stream_key.incarnation
         key = DataKey(raw=raw, incarnation=incarnation, attempt=attempt, first_offset=first_offset)
         wrapped = key.wrapped(stream_key.raw)
@@ -176,7 +174,7 @@ class KeyRing:
             own=master.is_own,
             wrapped="",
         )
-        return draft, self.token(KEY_SIZE_BYTES)
+        return draft, self.env.secret(KEY_SIZE_BYTES)
 
     async def _make(
         self, store: ObjectStore, draft: KeyObject, raw: bytes, refuse_if_over: Callable[[], Awaitable[None]]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.copy.instance import Instance
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Conflict
 from offload.service.address import OFF
 
@@ -61,7 +61,7 @@ def instance_path(given: str | None, config: Path | None, environ: Mapping[str, 
 
 
 @contextmanager
-def held_instance(path: Path) -> Iterator[Instance]:
+def held_instance(path: Path, *, env: Env = REAL_ENV) -> Iterator[Instance]:
     """Hold the identity of a file, which is made if it is absent, until the end of the block.
 
     Raises `Conflict` if another process holds it, and `OSError` if the file cannot be made, read or locked.
@@ -69,7 +69,7 @@ def held_instance(path: Path) -> Iterator[Instance]:
     path = path.absolute()
     descriptor = _locked(path)
     try:
-        yield Instance.of(*_facts(path, descriptor))
+        yield Instance.of(*_facts(path, descriptor, env))
     finally:
         os.close(descriptor)
 
@@ -95,21 +95,21 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
 
 
-def _facts(path: Path, descriptor: int) -> Iterator[bytes]:
+def _facts(path: Path, descriptor: int, env: Env) -> Iterator[bytes]:
     yield b"ledger-offload instance"
-    yield _text(descriptor)
+    yield _text(descriptor, env)
     yield os.fsencode(path.resolve())
     yield b"%d" % os.fstat(descriptor).st_ino
     yield _machine_id()
     yield socket.gethostname().encode(errors="surrogateescape")
 
 
-def _text(descriptor: int) -> bytes:
+def _text(descriptor: int, env: Env) -> bytes:
     """Return the text of the file, which is written first if there is none."""
     text = os.pread(descriptor, INSTANCE_SIZE_BYTES_MAX, 0)
     # A power cut may leave no text, or a part of one. Any text will do.
     if not text.strip(b"\0\n"):
-        text = secrets.token_hex(16).encode() + b"\n"
+        text = env.secret(16).hex().encode() + b"\n"
         os.pwrite(descriptor, text, 0)
         os.fsync(descriptor)
     return text

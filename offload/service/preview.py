@@ -12,7 +12,6 @@ The growth is that of the last hour, by the timestamps of chunks; of less, if th
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -227,7 +226,7 @@ async def try_keys(session: Session, config: RunConfig) -> list[str]:
     labels = {MasterKey.parse(each.encrypt) for each in config.streams.values() if each.encrypt}
     service, tried = session.key_service(config.keys), []
     for label in sorted(key.label for key in labels if not key.is_own):
-        await try_master_key(service, label, os.urandom(KEY_SIZE_BYTES))
+        await try_master_key(service, label, session.env.secret(KEY_SIZE_BYTES))
         tried.append(label)
     return tried
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import partial
-from random import Random
+from random import Random  # noqa: TID251 - seeded: it decides the faults of a test
 from typing import Final, NamedTuple
 
 from offload.contracts.object_metadata import NO_METADATA

@@ -13,7 +13,6 @@ uploads), down are those that read it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -31,6 +30,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.rate import Rate
 from offload.store.turns import Turns
@@ -52,8 +52,8 @@ class LimitedStore(StoreDecorator):
         inner: ObjectStore,
         limits: RequestLimits | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = REAL_ENV.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = REAL_ENV.sleep,
         turns: RequestTurns | None = None,
     ) -> None:
         """Stores with the same `turns` are bounded together. Without `turns`, this store has its own."""
@@ -202,8 +202,8 @@ class RequestTurns:
         self,
         limits: RequestLimits,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = REAL_ENV.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = REAL_ENV.sleep,
     ) -> None:
         self.up = _Direction(
             Turns(limits.up_requests_max, clock),

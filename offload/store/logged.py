@@ -9,7 +9,6 @@ Invariant: a request does the same with and without the log.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar, cast
@@ -26,6 +25,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
 
 
-def logged(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> ObjectStore:
+def logged(store: ObjectStore, clock: Callable[[], float] = REAL_ENV.monotonic) -> ObjectStore:
     """Return `store` with a log of its requests if debug messages are enabled now, else `store` itself."""
     return LoggedStore(store, clock) if _log.isEnabledFor(logging.DEBUG) else store
 
@@ -44,7 +44,7 @@ class LoggedStore(StoreDecorator):
 
     __slots__ = ("_clock",)
 
-    def __init__(self, inner: ObjectStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, inner: ObjectStore, clock: Callable[[], float] = REAL_ENV.monotonic) -> None:
         super().__init__(inner)
         self._clock = clock
 

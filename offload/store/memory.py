@@ -10,12 +10,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
-from uuid import uuid4
+from uuid import UUID
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
-from offload.ground.env import Env
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload.store.spans import clip
 
@@ -43,17 +43,18 @@ class _Described(bytes):
 class MemoryStore(ObjectStore):
     """A store of the objects in `objects`. Tests may share and read this dict; its values never change."""
 
-    __slots__ = ("_now_ms", "_unfinished", "_url", "objects")
+    __slots__ = ("_now_ms", "_unfinished", "_url", "_uuid", "objects")
 
     def __init__(
         self,
         *,
         objects: dict[str, bytes] | None = None,
         name: str = "",
-        now_ms: Callable[[], int] | None = None,
+        now_ms: Callable[[], int] = REAL_ENV.now_ms,
+        uuid: Callable[[], UUID] = REAL_ENV.uuid,
     ) -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects
-        self._now_ms = now_ms or Env().now_ms
+        self._now_ms, self._uuid = now_ms, uuid
         self._url = f"memory://{name}"
         self._unfinished: dict[str, _MemoryUpload] = {}
 
@@ -82,13 +83,13 @@ class MemoryStore(ObjectStore):
         data = b"".join([window async for window in body.windows()])
         body.check_size(len(data))
         # The only wait is before the object is stored: readers see the old object or the new one.
-        await asyncio.sleep(0)
+        await _yielded()
         self.objects[key] = _Described.of(data, metadata) if metadata else data
 
     async def create(self, key: str, data: bytes) -> None:
         """Store `data` unless the key exists."""
         check_key(key)
-        await asyncio.sleep(0)
+        await _yielded()
         with _CREATING:
             if key in self.objects:
                 raise AlreadyExists(key)
@@ -97,7 +98,7 @@ class MemoryStore(ObjectStore):
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """Read the bytes of `span`."""
         check_key(key)
-        await asyncio.sleep(0)
+        await _yielded()
         if key not in self.objects:
             raise NotFound(key, store=self._url)
         data = self.objects[key]
@@ -107,7 +108,7 @@ class MemoryStore(ObjectStore):
     async def metadata_of(self, key: str) -> Mapping[str, str]:
         """Return the metadata of an object. Raises `NotFound`."""
         check_key(key)
-        await asyncio.sleep(0)
+        await _yielded()
         if key not in self.objects:
             raise NotFound(key, store=self._url)
         data = self.objects[key]
@@ -115,7 +116,7 @@ class MemoryStore(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List the objects as they were when the listing began."""
-        await asyncio.sleep(0)
+        await _yielded()
         rows = [
             Listed(key, len(data))
             for key, data in self.objects.items()
@@ -126,7 +127,7 @@ class MemoryStore(ObjectStore):
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
         """List the names as they were when the listing began."""
-        await asyncio.sleep(0)
+        await _yielded()
         below = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))
         for name in sorted({prefix + part + slash for part, slash, _ in below}):
             yield name
@@ -135,21 +136,21 @@ class MemoryStore(ObjectStore):
         """Remove each key that exists."""
         for key in keys:  # all of them first: a malformed key fails the call before anything is deleted
             check_key(key)
-        await asyncio.sleep(0)
+        await _yielded()
         for key in keys:
             self.objects.pop(key, None)
 
     async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         """Begin an upload. Its parts are not in `objects` until it completes."""
         check_metadata(metadata, self.capabilities)
-        upload_id = str(uuid4())
+        upload_id = str(self._uuid())
         upload = _MemoryUpload(self, check_key(key), upload_id, {**metadata})
         self._unfinished[upload_id] = upload
         return upload
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         """Return the uploads that were begun on this store, with times of its clock."""
-        await asyncio.sleep(0)
+        await _yielded()
         return [
             Unfinished(each.key, name, each.started_ms)
             for name, each in self._unfinished.items()
@@ -203,3 +204,7 @@ class _MemoryUpload(Upload):
     def _check_running(self) -> None:
         if self._over:
             raise Misuse(f"the upload of {self.key!r} is over")
+
+
+async def _yielded() -> None:
+    await asyncio.sleep(0)  # noqa: TID251 - it takes no time: other tasks run, also where a test moves the clock

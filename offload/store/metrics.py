@@ -11,7 +11,6 @@ Counting costs 1 to 2 microseconds for a request, and 0.2 for a row of a listing
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -32,6 +31,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import OffloadError
 from offload.ground.tracing import is_tracing, span
 from offload.store.wrap import StoreDecorator, UploadDecorator
@@ -66,7 +66,7 @@ class MeteredStore(StoreDecorator):
         inner: ObjectStore,
         metrics: StoreMetrics | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = REAL_ENV.monotonic,
         is_traced: bool = False,
     ) -> None:
         """`is_traced`: each request is a span. For one of several metered stores on the way of a request."""

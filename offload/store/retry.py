@@ -25,8 +25,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random as randomness
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -46,6 +44,7 @@ from offload.contracts.store import (
     Upload,
     begin_upload,
 )
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -106,9 +105,9 @@ class RetryingStore(StoreDecorator):
         inner: ObjectStore,
         *,
         policy: RetryPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        random: Callable[[], float] = randomness.random,
+        clock: Callable[[], float] = REAL_ENV.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = REAL_ENV.sleep,
+        random: Callable[[], float] = REAL_ENV.random,
         emit: Callable[[Event], None] | None = None,
     ) -> None:
         """`emit` gets a `Waiting` event every few seconds as long as requests wait."""

@@ -13,7 +13,6 @@ Invariant: the report never calls something working that was not seen to work.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,7 @@ from offload.contracts.store import Body, Buffer, Listed, ObjectStore, Span, Suf
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, shows_a_tier
 from offload.formats.sealing import KEY_SIZE_BYTES
-from offload.ground.env import Env
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import AlreadyExists, AnchorLost, NotFound, OffloadError
 from offload.model.labels import MasterKey
 from offload.native.anchors import read_anchor
@@ -107,12 +106,12 @@ async def check(
     return checking.report
 
 
-async def check_master_key(service: KeyService, label: str) -> CheckFinding:
+async def check_master_key(service: KeyService, label: str, *, env: Env = REAL_ENV) -> CheckFinding:
     """Wrap and unwrap a key that nothing is encrypted with. An error of the service becomes a finding.
 
     A label of own master keys is not tried: it would leave a master key in the service.
     """
-    master, raw = MasterKey.parse(label), os.urandom(KEY_SIZE_BYTES)
+    master, raw = MasterKey.parse(label), env.secret(KEY_SIZE_BYTES)
     if master.is_own:
         says = "a check makes no master key; name one that exists, without own:"
         return CheckFinding(name="key", verdict=CheckVerdict.NOT_TRIED, says=says, needed_for="")

@@ -16,7 +16,6 @@ can recover them.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -118,7 +117,7 @@ class AzureKeys(RemoteKeys):
             await self._credential.close()
 
     async def _wrap(self, label: str, key: bytes, context: Mapping[str, str]) -> bytes:
-        own = os.urandom(KEY_SIZE_BYTES)
+        own = self.env.secret(KEY_SIZE_BYTES)
 
         async def call() -> tuple[str, bytes]:
             crypto = self._client.get_cryptography_client(label)

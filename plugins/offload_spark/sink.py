@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.ground.env import Env
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Misuse
 from offload_spark.options import WriteOptions
 from offload_spark.writing import Ticket, WrittenPart, begin, commit, give_up, withdraw, write_part
@@ -57,13 +56,15 @@ class Message(WriterCommitMessage):
 class _Writes:
     """The common base of both writers."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, env: Env = REAL_ENV
+    ) -> None:
         if overwrite:
             raise Misuse('a stream can only be appended to: use mode("append") or outputMode("append")')
         check_columns(schema)
         # Drawn before Spark pickles the writer, so all tries of its tasks have the same time and the same
-        # run.
-        self._options, self._now_ms, self._run_id = options, Env().now_ms(), uuid4()
+        # run. The environment itself is not kept: it cannot be pickled.
+        self._options, self._now_ms, self._run_id = options, env.now_ms(), env.uuid()
 
     def _written(self, ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Message:
         context = TaskContext.get()
@@ -92,11 +93,13 @@ class _Writes:
 class Writer(_Writes, DataSourceArrowWriter):
     """A write of all rows of a frame, or of none."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite=overwrite)
-        self._begun = self._run(lambda offloader: begin(offloader, options))
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, env: Env = REAL_ENV
+    ) -> None:
+        super().__init__(options, schema, overwrite=overwrite, env=env)
+        self._begun = self._run(lambda offloader: begin(offloader, options, env=env))
         name = options.write_id
-        self._ticket = Ticket.of(self._begun, run=self._run_id, job=name, write=name)
+        self._ticket = Ticket.of(self._begun, run=self._run_id, job=name, write=name, env=env)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a task's rows."""
@@ -115,12 +118,14 @@ class Writer(_Writes, DataSourceArrowWriter):
 class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
     """A write of a streaming query's batches. The name of each is the query's id and the batch's number."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite=overwrite)
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, env: Env = REAL_ENV
+    ) -> None:
+        super().__init__(options, schema, overwrite=overwrite, env=env)
         if options.write_id:
             # With one name for all batches, the second would look like a repetition of the first.
             raise Misuse("the batches of a query have names of their own: remove writeId")
-        self._begun = self._run(lambda offloader: begin(offloader, options))
+        self._begun = self._run(lambda offloader: begin(offloader, options, env=env))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """Write a task's rows of one batch."""

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pyarrow as pa
 
 from offload.commit.guest import Delete
 from offload.contracts.offloader import LedgerOffloader
+from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
 from offload.model.attempt import Receipt
 from offload.model.entry import Entry, EntryKind, entries_of_rows
@@ -63,9 +64,17 @@ class Ticket:
     """The writer that began the stream for this write; None if the stream existed."""
 
     @classmethod
-    def of(cls, begun: Begun, *, run: UUID, job: str = "", write: str = "") -> Ticket:
+    def of(
+        cls,
+        begun: Begun,
+        *,
+        run: UUID,
+        job: str = "",
+        write: str = "",
+        env: Env = REAL_ENV,
+    ) -> Ticket:
         """Return the ticket of the write named `write` in the job named `job`. An empty name is unique."""
-        uid = uuid5(NAMESPACE_URL, f"write#{begun.incarnation}#{job}") if job else uuid4()
+        uid = uuid5(NAMESPACE_URL, f"write#{begun.incarnation}#{job}") if job else env.uuid()
         token = token_for(write)
         return cls(incarnation=begun.incarnation, job=uid, token=token, run=run, begun_by=begun.writer)
 
@@ -89,7 +98,7 @@ class WrittenPart:
     """The receipt of the upload; None if there were no rows, or if the stream has them already."""
 
 
-async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
+async def begin(offloader: LedgerOffloader, options: WriteOptions, *, env: Env = REAL_ENV) -> Begun:
     """Load the stream of a write. Begin it if the tier does not have it."""
     await offloader.open(create=True)
     try:
@@ -97,12 +106,21 @@ async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
         manifest = await offloader.load_manifest(options.stream)
     except NotOffloaded:
         # Only a writer can begin a stream. The tasks write to it as guests.
-        writer = await StreamWriter.claim(offloader, options.stream, first_offset=options.first_offset)
+        writer = await StreamWriter.claim(
+            offloader, options.stream, first_offset=options.first_offset, env=env
+        )
         return Begun(incarnation=writer.manifest.incarnation, writer=writer.manifest.writer)
     return Begun(incarnation=manifest.incarnation, writer=None)
 
 
-async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun, *, job: UUID) -> None:
+async def withdraw(
+    offloader: LedgerOffloader,
+    stream: str,
+    begun: Begun,
+    *,
+    job: UUID,
+    env: Env = REAL_ENV,
+) -> None:
     """Delete the stream that a failed write began, unless another writer or job uses it by now.
 
     Attempts of the write's own job do not count as use: a task that Spark has not ended yet may announce some
@@ -114,7 +132,7 @@ async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun, *, job
     change = Delete(incarnation=begun.incarnation, unused_by=frozenset([begun.writer, job]))
     with suppress(Conflict, StreamDeleted):
         base = await offloader.load_manifest(stream)
-        await offloader.commit_manifest(stream, change, base=base, committer=uuid4())
+        await offloader.commit_manifest(stream, change, base=base, committer=env.uuid())
 
 
 def write_part(

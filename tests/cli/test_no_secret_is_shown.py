@@ -40,7 +40,7 @@ from offload import (
 )
 from offload.copy.sync import sync
 from offload.formats.chunk_writer import build_chunk
-from offload.native.key_ring import KeyRing
+from offload.ground.env import Env
 from offload.upkeep.verify.tier import verify
 
 MASTER: Final = hashlib.sha256(b"master").digest()
@@ -195,7 +195,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         (tmp_path / folder / "main").write_bytes(base64.b64encode(key))
     write_stream(tmp_path / "orders", CHUNKS)
     found = World(tmp_path, Secrets())
-    monkeypatch.setattr("offload.opening.session.KeyRing", partial(KeyRing, token=found.secrets.token))
+    monkeypatch.setattr("offload.opening.session.Env", partial(Env, secret=found.secrets.token))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from offload_cloud.pauses import pause_of
 
-NOW = 1_700_000_000.0  # 14 November 2023, 22:13:20
+NOW_MS = 1_700_000_000_000  # 14 November 2023, 22:13:20
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ NOW = 1_700_000_000.0  # 14 November 2023, 22:13:20
     ],
 )
 def test_a_pause_is_read_from_seconds_and_from_a_date(said: str, pause_seconds: float | None) -> None:
-    assert pause_of(said, now=lambda: NOW) == pause_seconds
+    assert pause_of(said, now_ms=lambda: NOW_MS) == pause_seconds

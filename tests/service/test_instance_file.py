@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from offload.ground.env import Env
 from offload.ground.errors import Conflict
 from offload.service import instance_file
 from offload.service.instance_file import held_instance, instance_path
@@ -66,6 +67,13 @@ def test_a_file_that_a_power_cut_left_without_its_text_gets_one(tmp_path: Path, 
 
     assert tag_of(path) == tag_of(path)
     assert len(path.read_bytes().strip(b"\0\n")) == 32
+
+
+def test_the_text_is_a_secret_of_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml.instance"
+
+    with held_instance(path, env=Env(secret=lambda size_bytes: b"\x07" * size_bytes)):
+        assert path.read_bytes() == b"07" * 16 + b"\n"
 
 
 class TestACopy:

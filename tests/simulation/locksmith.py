@@ -18,7 +18,7 @@ These invariants hold beside those of the judge:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -60,7 +60,7 @@ def ring_of(process: Process, random: Random) -> KeyRing | None:
         label = random.choice((None, label, label, "own:life"))
     new = None if label is None else MasterKey.parse(label)
     service = SimulatedKeys(world.house, process.requests())
-    return KeyRing(service=service, new=new, env=process.env, token=random.randbytes)
+    return KeyRing(service=service, new=new, env=replace(process.env, secret=random.randbytes))
 
 
 class GuardedOffloader(WitnessedOffloader):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
-from offload_spark.sink import Message
+from offload_spark.sink import Message, StreamingWriter, Writer
 from offload_spark.source import OffloadDataSource
 from offload_spark.spool import Spool
 from offload_spark.writing import (
@@ -30,8 +32,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 from spark.in_process import Tier, tier
 
-from offload import Blocking, Manifest
+from offload import Blocking, Manifest, ObjectStoreOffloader
 from offload.commit.guest import Delete
+from offload.ground.env import Env
 from offload.ground.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
 from offload.model.manifest import AttemptKind
 from offload.upkeep.retention import Retention, trim
@@ -264,6 +267,43 @@ def test_a_batch_that_cannot_be_committed_leaves_no_stream_that_it_began(tmp_pat
 
     with Blocking(str(tmp_path)) as tier, pytest.raises(StreamDeleted):
         tier.load_manifest(STREAM)
+
+
+@pytest.mark.parametrize("kind", [Writer, StreamingWriter])
+def test_a_writer_takes_its_time_and_its_uuids_from_the_environment(
+    tmp_path: Path, kind: type[Writer | StreamingWriter]
+) -> None:
+    """All tries of its tasks have them, so nothing is drawn again after Spark pickled the writer."""
+    drawn = (UUID(int=number) for number in count(1))
+    env = Env(now_ms=lambda: AT_MS, uuid=lambda: next(drawn))
+    options = WriteOptions.of({"path": str(tmp_path), "stream": STREAM})
+    schema = StructType().add("offset", "long").add("value", "binary")
+
+    writer = pickle.loads(pickle.dumps(kind(options, schema, overwrite=False, env=env)))
+
+    assert (writer._now_ms, writer._run_id) == (AT_MS, UUID(int=1))
+    with Blocking(str(tmp_path)) as tier:
+        assert tier.load_manifest(STREAM).writer == writer._begun.writer == UUID(int=2)
+    if kind is Writer:
+        assert writer._ticket.job.int > 2
+
+
+def test_a_withdrawal_is_committed_under_a_uuid_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    committers = list[UUID]()
+    commit_manifest = ObjectStoreOffloader.commit_manifest
+
+    def watched(self: ObjectStoreOffloader, *args: Any, base: Manifest, committer: UUID) -> Any:
+        committers.append(committer)
+        return commit_manifest(self, *args, base=base, committer=committer)
+
+    with tier() as made:
+        begun, own = made.blocking.run(begin(made.blocking.offloader, OPTIONS)), ticket(made)
+        monkeypatch.setattr(ObjectStoreOffloader, "commit_manifest", watched)
+        env = Env(uuid=lambda: UUID(int=77))
+
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job, env=env))
+
+    assert committers == [UUID(int=77)]
 
 
 def test_a_task_that_outlives_its_write_leaves_a_recreated_stream_alone() -> None:

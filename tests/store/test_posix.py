@@ -19,6 +19,7 @@ from offload_posix.failures import failure
 from offload_posix.walk import walk
 
 from offload.contracts.store import Body, Listed
+from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
     Denied,
     Misuse,
@@ -334,13 +335,13 @@ class TestFolder(Asynchronous):
             run(listed(store))
 
     def test_a_listing_syncs_a_folder_once_before_it_shows_a_name(
-        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The writer may have died before its sync. A power cut could then remove the object."""
         (root / "m/empty").mkdir(parents=True)
         (root / "m/from-a-dead-process").touch()
         age(root / "m")
-        monkeypatch.setattr("offload_posix.folders.SETTLED_NS", -1)
+        store = PosixStore(root=root, now_ms=lambda: REAL_ENV.now_ms() + 60_000)
         synced = watch_syncs(monkeypatch, root)
 
         assert run(listed(store, "m/")) == run(listed(store, "m/f")) == ["m/from-a-dead-process"]
@@ -349,6 +350,7 @@ class TestFolder(Asynchronous):
         (root / "m/from-another").touch()
         assert run(listed(store, "m/from-another")) == ["m/from-another"]
         assert synced == ["m", "m"]
+        run(store.aclose())
 
     def test_a_folder_that_changed_just_now_is_synced_by_every_listing(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch

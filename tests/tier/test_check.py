@@ -374,6 +374,16 @@ def test_a_check_removes_day_old_trial_objects_and_no_younger_ones() -> None:
     assert says(report, "clean up").endswith("removed 2 objects of interrupted trials")
 
 
+def test_the_key_that_a_check_wraps_is_a_secret_of_the_environment() -> None:
+    service, wrapped = Service("main"), list[bytes]()
+    service.unwraps_to = lambda key: wrapped.append(key) or key
+
+    env = Env(secret=lambda size_bytes: b"\x07" * size_bytes)
+    asyncio.run(check_master_key(service, "main", env=env))
+
+    assert wrapped == [b"\x07" * 32]
+
+
 def test_a_key_service_that_unwraps_another_key_fails() -> None:
     service = Service("main")
     service.unwraps_to = lambda key: bytes(32)
