@@ -82,8 +82,7 @@ OnGapChoice = Annotated[
     typer.Option(
         "--on-gap",
         metavar="pause|new-part",
-        help="What to do with a stream that SOURCE does not continue: pause it, or continue it in a new "
-        "part. Default: pause.",
+        help="Pause a stream that SOURCE does not continue, or continue it in a new part. Default: pause.",
     ),
 ]
 Listen = Annotated[

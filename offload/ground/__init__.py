@@ -1,1 +1,1 @@
-"""What every room may use: errors, the environment, tasks, URLs, texts from outside, the compiled loops."""
+"""Modules for every room: errors, the environment, tasks, URLs, texts from outside, the compiled loops."""
