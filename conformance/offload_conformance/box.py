@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import hypothesis.core
 import pytest
 
+from offload.ground.errors import OffloadError
 from offload_conformance.asynchronous import Overdue
 from offload_conformance.clauses import Clause, clause_of
 from offload_conformance.draws import by_seed_alone
@@ -31,7 +32,9 @@ _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$", re.MULTILINE)
 """Advice of pytest that does not apply to this command."""
 
 _NOT_RAISED: Final = re.compile(r"\AFailed: DID NOT RAISE (?:any of )?(.+)\Z")
-_RAISED: Final = re.compile(r"\A(?:offload\.errors\.)?(?!AssertionError|Failed)((?:\w+\.)*[A-Z]\w*): ")
+_RAISED: Final = re.compile(
+    rf"\A(?:{re.escape(OffloadError.__module__)}\.)?(?!AssertionError|Failed)((?:\w+\.)*[A-Z]\w*): "
+)
 """The texts by which pytest reports that an error was missing, or that one was raised."""
 
 Outcome = Literal["passed", "failed", "not_run"]

@@ -148,5 +148,5 @@ def test_the_error_of_a_task_keeps_its_class() -> None:
 
     for name, kind in (("StoreDenied", StoreDenied), ("Corrupt", OffloadError)):
         with pytest.raises(OffloadError, match=r"^the text$") as caught, plain_errors():
-            raise errors.PySparkException(f"Traceback\n  x\noffload.errors.{name}: the text\n")
+            raise errors.PySparkException(f"Traceback\n  x\n{kind.__module__}.{name}: the text\n")
         assert caught.type is kind

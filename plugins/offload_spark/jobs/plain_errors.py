@@ -9,7 +9,7 @@ from typing import Final
 
 from offload.ground.errors import OffloadError, StoreDenied
 
-NAMED: Final = re.compile(r"offload\.errors\.(\w+): ")
+NAMED: Final = re.compile(rf"{re.escape(OffloadError.__module__)}\.(\w+): ")
 """The text before an error of the framework in a worker's trace: its class."""
 
 LAST: Final = re.compile(r"(\w+\.)*\w*(Error|Exception|Exit)\b")
