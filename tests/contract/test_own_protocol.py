@@ -28,7 +28,7 @@ class TestMemory(ProtocolConformance):
         return set(self.objects)
 
 
-@some("clauses of the protocol: a folder and GCS share them in make test, and memory has all", 2, start=0)
+@some("clauses of the protocol: make test has half in a folder, some on GCS, and all in memory", 2, start=1)
 class TestPosix(ProtocolConformance):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

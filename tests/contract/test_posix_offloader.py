@@ -16,7 +16,7 @@ PLUGINS = Plugins.find()
 
 
 @few("cases of clauses on a folder: each clause keeps one of two, and memory has all", 2)
-@some("clauses of an offloader: a folder and GCS share them in make test, and memory has all", 2, start=0)
+@some("clauses of an offloader: make test has half in a folder, some on GCS, and all in memory", 2, start=1)
 class TestPosixOffloader(OffloaderConformance):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ SHARED = (
     "clauses with other options: small fragments, a commit store and a slow store share them in make test"
 )
 
+HALVES = "clauses on unusual stores: a slow store and one of tiny pages share them in make test"
+
 UNUSUAL = "cases of clauses on unusual backends: each clause keeps one of three, and a folder has all"
 
 
@@ -84,6 +86,7 @@ class SlowClients(OneDict):
 
 
 @few(UNUSUAL, 3)
+@some(HALVES, 2, start=0)
 class TestSlowStore(SlowClients, Store):
     pass
 
@@ -99,6 +102,7 @@ class TestSlowProtocol(SlowClients, Protocol):
 
 
 @few(UNUSUAL, 3, start=1)
+@some(HALVES, 2, start=1)
 class TestTinyPages(Store):
     make = TinyPages
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from campaign import few
 from faults.rig import bare_store, guarded
 from servers import Running, servers_of
 from servers.proxy import Fault, Plan, Rule, proxied
@@ -56,6 +57,7 @@ async def use(store: ObjectStore, plan: Plan, fault: Fault) -> None:
     assert [row.key async for row in store.list("")] == []
 
 
+@few("pages and empty replies for each client of each server; make test has each pair on one server", 3)
 @pytest.mark.parametrize("client", ["direct", "fsspec"])
 @pytest.mark.parametrize("fault", [Fault.PAGE, Fault.EMPTY], ids=["page", "empty"])
 @pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)

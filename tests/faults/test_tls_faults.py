@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
+from campaign import few
 from certificates import Certificate, certificate
 from faults.rig import bare_store
 from servers import Place, Running, servers
@@ -26,6 +27,8 @@ T = TypeVar("T")
 KEY: Final = "orders/data/fragment"
 DATA: Final = random.Random(0).randbytes(200_000)
 """More than ten records of TLS, which hold 16 KiB each."""
+
+CASES = "calls whose TLS breaks, on each protocol; make test has each fault with both calls, on two protocols"
 
 on_each_protocol = pytest.mark.parametrize("running_server", servers(), indirect=True)
 
@@ -70,6 +73,7 @@ async def create(store: ObjectStore) -> None:
     await store.create(KEY, DATA)
 
 
+@few(CASES, 3)
 @pytest.mark.parametrize("read", [ranged, whole])
 @on_each_protocol
 def test_a_body_that_ends_within_a_record_is_no_object(
@@ -88,6 +92,7 @@ def test_a_body_that_ends_within_a_record_is_no_object(
     assert behind(running_server, tls, plan, twice)[0] == 1
 
 
+@few(CASES, 3, start=1)
 @pytest.mark.parametrize("call", [put, create])
 @on_each_protocol
 def test_a_write_whose_handshake_was_cut_was_never_sent(
@@ -109,6 +114,7 @@ def test_a_write_whose_handshake_was_cut_was_never_sent(
     assert place.get(KEY) == DATA
 
 
+@few(CASES, 3, start=2)
 @pytest.mark.parametrize("call", [put, create])
 @on_each_protocol
 def test_a_handshake_that_nobody_answers_ends_at_the_time_limit_of_connecting(
@@ -151,6 +157,7 @@ def test_a_connection_that_ends_without_close_notify_behind_a_body_is_not_used_a
     assert opened >= 2  # the first read may use the connection of the put
 
 
+@few(CASES, 3)
 @pytest.mark.parametrize("call", [put, create])
 @on_each_protocol
 def test_a_certificate_that_changes_between_two_connections_is_checked_again(

@@ -31,13 +31,13 @@ class TestGcsStore(OnServer, StoreConformance):
 
 
 @few("cases of the offloader's clauses on GCS: each clause keeps one of three, and memory has all", 3)
-@some("clauses of an offloader: a folder and GCS share them in make test, and memory has all", 2, start=1)
+@some("clauses of an offloader: make test has one of four on GCS, half in a folder, and all in memory", 4)
 @SERVERS
 class TestGcsOffloader(OnServer, OffloaderConformance):
     pass
 
 
-@some("clauses of the protocol: a folder and GCS share them in make test, and memory has all", 2, start=1)
+@some("clauses of the protocol: make test has one of four on GCS, half in a folder, and all in memory", 4)
 @SERVERS
 class TestGcsProtocol(OnServer, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 1  # likewise; in memory and in folders all are drawn

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from campaign import CAMPAIGN, few
+from campaign import CAMPAIGN, few, some
 from offload_conformance import OffloaderConformance, StoreConformance
 from records.in_memory import LIMITS, MemoryRecords
 
@@ -47,6 +47,7 @@ class TestRecordStore(StoreConformance):
 
 
 @RECORDS
+@some("clauses of an offloader with its roots in records; make test has one of three, and all in memory", 3)
 class TestCommitStore(OffloaderConformance):
     """The roots are records, and the data is on another store."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from campaign import CAMPAIGN, campaign, leaving
+from campaign import CAMPAIGN, campaign, leaving, some
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from records.in_memory import plugins
 from servers.metadata import MetadataServer
@@ -59,9 +59,24 @@ class OnServer:
     "test_ranges_are_exact",
     "test_ranges_are_exact_at_every_border",
 )
-class TestRecords(OnServer, StoreConformance):
+@leaving(
+    "creates between processes on metadata services as a clause; make test has rival owners on both",
+    "test_create_is_atomic_between_processes",
+)
+class Records(OnServer, StoreConformance):
     listing_keys = 1_100  # each request takes time here
     model_examples = 30 if CAMPAIGN else 3  # likewise; in memory all are drawn
+
+
+@pytest.mark.parametrize("metadata_server", ["etcd"], indirect=True)
+class TestRecords(Records):
+    """All clauses, on one service."""
+
+
+@some("clauses on PostgreSQL: make test has one of four, and all on etcd and in memory", 4)
+@pytest.mark.parametrize("metadata_server", ["postgresql"], indirect=True)
+class TestRecordsOfPostgreSQL(Records):
+    """The clauses depend on the recipe only where it sends a request."""
 
 
 @campaign(

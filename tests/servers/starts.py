@@ -10,6 +10,9 @@ from pathlib import Path
 from servers.places import ACCESS_KEY, SECRET_KEY
 from servers.processes import free_port, process, wait_until_it_answers
 
+FEW_COLLECTIONS = {"GOMEMLIMIT": "1GiB", "GOGC": "400"}
+"""For a server in Go: it has little to keep, and would collect garbage all the time."""
+
 Start = Callable[[Path, Path], AbstractContextManager[str]]
 """A function that starts a program from its folder and a scratch folder, and yields its URL once
 it answers.
@@ -34,8 +37,7 @@ def minio(program: Path, scratch: Path) -> Iterator[str]:
         "MINIO_ROOT_PASSWORD": SECRET_KEY,
         "MINIO_BROWSER": "off",
         "MINIO_UPDATE": "off",  # do not look for updates on the network
-        "GOMEMLIMIT": "1GiB",
-        "GOGC": "400",  # it has little to keep, and would collect garbage all the time
+        **FEW_COLLECTIONS,
     }
     argv = (program / "bin" / "minio", "server", "--address", f"127.0.0.1:{port}", scratch / "data")
     certificates = ("--certs-dir", scratch / "certificates")  # not the certificates of the user
@@ -51,7 +53,8 @@ def fake_gcs_server(program: Path, scratch: Path) -> Iterator[str]:
     port = free_port()
     argv = (program / "bin" / "fake-gcs-server", "-scheme", "http", "-host", "127.0.0.1", "-port", port)
     names = ("-public-host", f"127.0.0.1:{port}", "-external-url", f"http://127.0.0.1:{port}")
-    with _answering(port, scratch, *argv, *names, "-backend", "memory", "-log-level", "warn") as url:
+    argv += (*names, "-backend", "memory", "-log-level", "warn")
+    with _answering(port, scratch, *argv, env=FEW_COLLECTIONS) as url:
         yield url
 
 

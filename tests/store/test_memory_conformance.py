@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from campaign import CAMPAIGN, campaign, few
+from campaign import CAMPAIGN, campaign, few, some
 from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
@@ -31,6 +31,12 @@ from offload.store.wrap import StoreDecorator
 PASSES_ON = campaign("decorators that pass every call on, with all clauses; their own tests are in make test")
 
 CASES = "cases of clauses with a decorator: each clause keeps one of four, and a folder has all"
+
+RETRIES = (
+    "clauses with a decorator: retries and limits of requests share them in make test, and a folder has all"
+)
+
+KEYS = "clauses with a decorator: prefixes and hashed keys share them in make test, and a folder has all"
 
 DRAWN = 30 if CAMPAIGN else 10
 """The number of drawn histories of a store with a decorator. The plain store has all."""
@@ -89,6 +95,7 @@ class TestPlainDecorator(Whole):
 
 
 @few(CASES, 4)
+@some(RETRIES, 2, start=0)
 class TestRetryingStore(Whole):
     model_examples = DRAWN
 
@@ -97,6 +104,7 @@ class TestRetryingStore(Whole):
 
 
 @few(CASES, 4, start=1)
+@some(RETRIES, 2, start=1)
 class TestLimitedStore(Whole):
     model_examples = DRAWN
 
@@ -125,6 +133,7 @@ class TestFaultyStoreWithoutFaults(Whole):
 
 
 @few(CASES, 4, start=2)
+@some(KEYS, 2, start=0)
 class TestPrefixStore(Whole):
     model_examples = DRAWN
 
@@ -143,6 +152,7 @@ class TestPrefixStore(Whole):
 
 
 @few(CASES, 4, start=3)
+@some(KEYS, 2, start=1)
 class TestHashedStore(Whole):
     """A store whose lone keys may begin with any text. Listing them takes a full scan."""
 
