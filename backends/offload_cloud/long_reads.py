@@ -98,8 +98,8 @@ class LongReads:
     def __init__(self, ask: Ask, buffers: BufferPool, *, connections_max: int) -> None:
         self._ask, self._buffers = ask, buffers
         self._kept_max = min(connections_max // 2, KEPT_REPLIES_MAX)
-        self._runs: dict[str, list[_Run]] = {}
-        self._idle: dict[_Run, asyncio.TimerHandle] = {}
+        self._runs: dict[str, list[_SharedReply]] = {}
+        self._idle: dict[_SharedReply, asyncio.TimerHandle] = {}
         self._process = os.getpid()
 
     async def get(self, key: str, span: Span) -> Buffer:
@@ -134,7 +134,7 @@ class LongReads:
             for run in list(runs):
                 self._end(run)
 
-    def _run_before(self, key: str, span: Span) -> _Run | None:
+    def _run_before(self, key: str, span: Span) -> _SharedReply | None:
         """Return the run whose next bytes are those of the span, and take these bytes from it."""
         for run in self._runs.get(key, ()):
             if run.next_start == span.start and span.start + span.length <= run.stop:
@@ -144,7 +144,7 @@ class LongReads:
 
     async def _begin(self, key: str, span: Span) -> Buffer:
         end = span.start + span.length
-        run = _Run(key, span.start, next_start=end, stop=end + span.follows)
+        run = _SharedReply(key, span.start, next_start=end, stop=end + span.follows)
         if span.follows:
             # Known before its reply, so that reads that are already on their way find it.
             self._runs.setdefault(key, []).append(run)
@@ -161,7 +161,7 @@ class LongReads:
                 return b""
             return await self._take(run, span.length)
 
-    async def _take(self, run: _Run, length: int) -> Buffer:
+    async def _take(self, run: _SharedReply, length: int) -> Buffer:
         """Receive the next bytes of a run, whose turn the caller has."""
         reply = run.reply
         assert reply is not None
@@ -183,20 +183,20 @@ class LongReads:
             self._keep(run)
         return memory.toreadonly() if is_large else bytes(memory)
 
-    def _keep(self, run: _Run) -> None:
+    def _keep(self, run: _SharedReply) -> None:
         """Leave a reply open for the read that may come next."""
         if len(self._idle) >= self._kept_max:
             self._end(next(iter(self._idle)))
         self._idle[run] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end, run)
 
-    def _drop(self, run: _Run) -> None:
+    def _drop(self, run: _SharedReply) -> None:
         """End a run, or let the read that has its turn end it."""
         if run.turn.locked():
             run.is_dropped = True
         else:
             self._end(run)
 
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: _SharedReply) -> None:
         if (timer := self._idle.pop(run, None)) is not None:
             timer.cancel()
         runs = self._runs.get(run.key, [])
@@ -219,7 +219,7 @@ async def _skip(reply: RangeReply, start: int) -> None:
         before -= min(before, len(memory))
 
 
-class _Run:
+class _SharedReply:
     """A reply, and the reads that take turns with it."""
 
     __slots__ = ("is_dropped", "key", "next_start", "position", "reply", "stop", "turn")

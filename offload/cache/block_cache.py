@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 from offload.cache.cached_windows import CachedWindows
 from offload.cache.contents import Block, CachedStream, CachedStreams, Fragment, Kept, KeptState, KeptTail
-from offload.cache.memory import AGE_SECONDS, Room
+from offload.cache.memory import AGE_SECONDS, CacheMemory
 from offload.cache.reader_speeds import Pace
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.ledger import ReadHandle
@@ -99,7 +99,7 @@ class BlockCache:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._streams = CachedStreams()
-        self._room = Room(self.size_bytes, clock=self.clock, gone=self._drop)
+        self._room = CacheMemory(self.size_bytes, clock=self.clock, gone=self._drop)
         self._fetches: dict[Kept[Any], asyncio.Task[Any]] = {}
         self._starts: dict[Block, Callable[[], Coroutine[Any, Any, tuple[Window, int]]]] = {}
         """How to fetch the blocks that wait for room."""

@@ -26,7 +26,7 @@ from typing import Any, Final
 from offload.cache.contents import Block, Kept, KeptState
 from offload.cache.reader_speeds import STILL_SECONDS
 
-__all__ = ["AGE_SECONDS", "Room"]
+__all__ = ["AGE_SECONDS", "CacheMemory"]
 
 AGE_SECONDS: Final = STILL_SECONDS
 """What nobody has used for so long leaves, unless a reader is about to come to it. What was encrypted in the
@@ -37,7 +37,7 @@ SAMPLE: Final = 16
 NOW: Final = -1.0
 
 
-class Room:
+class CacheMemory:
     """The kept values of one cache, in the order of their last use."""
 
     def __init__(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offload.copy.instance import Instance
     from offload.service.assembly import OpenedService
     from offload.service.config import RunConfig
-    from offload.service.observability import Seeing
+    from offload.service.observability import Observability
 
 
 OF_THE_PROCESS: Final = {"listen", "instance"}
@@ -192,15 +192,17 @@ def _followed(
 ) -> int:
     """Follow until a signal. The log begins with the `notes`."""
     from offload.service.assembly import open_service, start_notes
-    from offload.service.observability import Seeing, listener_of
+    from offload.service.observability import Observability, listener_of
 
     listener = listener_of(config.address)
     log = partial(log_event, advise=state.advice.of)
-    seeing = Seeing(listeners=[log, lambda event: state.session.emit(event)], advice=state.advice)
+    observability = Observability(
+        listeners=[log, lambda event: state.session.emit(event)], advice=state.advice
+    )
 
     async def main() -> None:
         try:
-            opened = open_service(state.session, config, seeing.emit)
+            opened = open_service(state.session, config, observability.emit)
         except Misuse as error:
             raise Usage(str(error)) from error
         state.is_quiet = True  # the log has the notes of waiting
@@ -209,7 +211,7 @@ def _followed(
         _log.info("ledger-offload %s follows %s on %s", release, opened.source.url, config.tier)
         for note in [*notes, *await start_notes(opened)]:
             _log.warning("%s", note)
-        await _served(state, config, opened, seeing, listener, instance)
+        await _served(state, config, opened, observability, listener, instance)
 
     try:
         run_async(main)
@@ -226,7 +228,7 @@ async def _served(
     state: CommandContext,
     config: RunConfig,
     opened: OpenedService,
-    seeing: Seeing,
+    observability: Observability,
     listener: socket | None,
     instance: Instance | None,
 ) -> None:
@@ -237,10 +239,10 @@ async def _served(
 
     with door_of(config, os.environ) as door:
         notes = PauseNotes.beside(door)
-        dispatcher = opened.dispatcher(seeing.emit, instance, notes.of)
+        dispatcher = opened.dispatcher(observability.emit, instance, notes.of)
         dispatcher.tails, dispatcher.note_tails = dict(notes.tails), notes.note_tails
-        upkeep = opened.upkeep(dispatcher, seeing.emit)
-        beside = seeing.companions(
+        upkeep = opened.upkeep(dispatcher, observability.emit)
+        beside = observability.side_tasks(
             [dispatcher], upkeep, state.session, listener, os.environ, config.tier, door=door, notes=notes
         )
         await serve(dispatcher, upkeep.run, *beside)

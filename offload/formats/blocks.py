@@ -21,7 +21,7 @@ import numpy.typing as npt
 from offload.formats.block_codecs import compressor, decompressed
 from offload.formats.checksums import crc32c
 from offload.formats.layout import layout
-from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, PartKind
+from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, SealedKind, SealedRange
 from offload.formats.sections import SECTION
 from offload.ground.errors import Corrupt
 from offload.model.chunk_table import ChunkTable, cut
@@ -88,10 +88,10 @@ def compressed_blocks(
     return b"".join(bodies), b"".join(records)
 
 
-def block_part(number: int, plain_size_bytes: int, codec: int, *, is_last: bool) -> Part:
+def block_part(number: int, plain_size_bytes: int, codec: int, *, is_last: bool) -> SealedRange:
     """Return the place of a block in its fragment, for encryption."""
-    return Part(
-        kind=PartKind.BLOCK, number=number, plain_size_bytes=plain_size_bytes, codec=codec, is_last=is_last
+    return SealedRange(
+        kind=SealedKind.BLOCK, number=number, plain_size_bytes=plain_size_bytes, codec=codec, is_last=is_last
     )
 
 

@@ -51,7 +51,7 @@ KEY_SECTION: Final = layout(
 )
 
 
-class PartKind(IntEnum):
+class SealedKind(IntEnum):
     """The kind of an encrypted part. It begins the nonce, so that numbers of two kinds never meet."""
 
     BLOCK = 1
@@ -60,10 +60,10 @@ class PartKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SealedRange:
     """An encrypted part's place in its fragment."""
 
-    kind: PartKind
+    kind: SealedKind
     number: int = 0
     plain_size_bytes: int = 0
     codec: int = 0
@@ -84,7 +84,7 @@ class DataKey:
         """Raise `TypeError`: a pickle would hold the key."""
         raise TypeError("a data key cannot be pickled")
 
-    def seal(self, plain: bytes | memoryview, part: Part) -> bytes:
+    def seal(self, plain: bytes | memoryview, part: SealedRange) -> bytes:
         """Return a part encrypted, with its tag.
 
         The same part may be sealed again with the same bytes. Raises `Corrupt` for other bytes or another
@@ -92,7 +92,7 @@ class DataKey:
         """
         return self._sealed(part, bytes(plain), self._context(part))
 
-    def open(self, sealed: bytes | memoryview, part: Part, *, where: str, position: int) -> bytes:
+    def open(self, sealed: bytes | memoryview, part: SealedRange, *, where: str, position: int) -> bytes:
         """Undo `seal`. Raises `Corrupt` (at `position` of `where`) if any bit or the place is another one."""
         from cryptography.exceptions import InvalidTag
 
@@ -105,7 +105,7 @@ class DataKey:
 
     def tag_of(self, parts: bytes) -> bytes:
         """Return the tag that seals what stays readable, which `parts` describes. Raises as `seal` does."""
-        part = Part(kind=PartKind.SEAL)
+        part = SealedRange(kind=SealedKind.SEAL)
         return self._sealed(part, b"", self._context(part) + parts)
 
     def wrapped(self, stream_key: bytes) -> bytes:
@@ -114,7 +114,7 @@ class DataKey:
 
         return aes_key_wrap(stream_key, self.raw)
 
-    def _sealed(self, part: Part, plain: bytes, context: bytes) -> bytes:
+    def _sealed(self, part: SealedRange, plain: bytes, context: bytes) -> bytes:
         # With the context: two tags of one nonce give away the key of the tags, also if only that differs.
         nonce, found = _nonce(part), hashlib.sha256(context)
         found.update(plain)
@@ -126,7 +126,7 @@ class DataKey:
     def _cipher(self) -> AESGCM:
         return _aes_gcm(self.raw)
 
-    def _context(self, part: Part) -> bytes:
+    def _context(self, part: SealedRange) -> bytes:
         return CONTEXT.pack(
             kind=part.kind,
             incarnation=self.incarnation.bytes,
@@ -150,7 +150,7 @@ def unwrapped(wrapped: bytes, stream_key: bytes, *, where: str) -> bytes:
         raise Denied(f"{where}: the stream's key does not open its data key: it is another key") from exc
 
 
-def _nonce(part: Part) -> bytes:
+def _nonce(part: SealedRange) -> bytes:
     return part.kind.to_bytes(4, "big") + part.number.to_bytes(8, "big")
 
 

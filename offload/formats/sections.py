@@ -17,7 +17,7 @@ from typing import Final
 from offload.formats.block_codecs import compressor, decompressed
 from offload.formats.checksums import crc32c
 from offload.formats.layout import layout
-from offload.formats.sealing import DataKey, Part, PartKind
+from offload.formats.sealing import DataKey, SealedKind, SealedRange
 from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.model.compression import BlockCodec, Compression
 
@@ -154,5 +154,5 @@ def section_of(
     return decompressed(body, section.codec, size_bytes=section.plain_size_bytes, where=where, position=at)
 
 
-def _part(number: int, plain_size_bytes: int, codec: int) -> Part:
-    return Part(kind=PartKind.SECTION, number=number, plain_size_bytes=plain_size_bytes, codec=codec)
+def _part(number: int, plain_size_bytes: int, codec: int) -> SealedRange:
+    return SealedRange(kind=SealedKind.SECTION, number=number, plain_size_bytes=plain_size_bytes, codec=codec)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from offload.formats.pieces import RowBuilder, ValuePool, column_of
+from offload.formats.rows import RowBuilder, ValuePool, column_of
 from offload.ground.loops import Loops, compiled_loops
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Integers

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.patterns import Pattern, PatternMatch, windows_at, words_at
-from offload.formats.pieces import ValuePool, column_of
+from offload.formats.rows import ValuePool, column_of
 from offload.formats.texts import (
     TextForm,
     broken_rows,

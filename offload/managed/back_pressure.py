@@ -15,7 +15,7 @@ from offload.managed.policy import LedgerPolicy, WhenFull
 __all__: list[str] = []
 
 
-class LogRoom:
+class BackPressure:
     """The room that the bound of one log leaves."""
 
     def __init__(self, policy: LedgerPolicy, *, stream: str, size_bytes: Callable[[], int]) -> None:

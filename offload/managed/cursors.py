@@ -25,7 +25,7 @@ from offload.contracts.store import Body, ObjectStore, Span
 from offload.ground.errors import Corrupt, Misuse, NotFound, UnsupportedFormat
 from offload.ground.outside import json_outside
 
-__all__ = ["CursorPlace", "LogCursors", "StoreCursors"]
+__all__ = ["CursorNote", "LogCursors", "StoreCursors"]
 
 
 CURSORS_VERSION: Final = 1
@@ -36,8 +36,8 @@ NOTE_SIZE_BYTES_MAX: Final = 2**20
 _log: Final = logging.getLogger(__name__)
 
 
-class CursorPlace(ABC):
-    """A place that keeps the positions of a stream's cursors as one small note."""
+class CursorNote(ABC):
+    """The note with the positions of a stream's cursors, in the log or on a store."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class CursorPlace(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class LogCursors(CursorPlace):
+class LogCursors(CursorNote):
     """Keeps the positions beside the log."""
 
     log: LedgerLog
@@ -67,16 +67,16 @@ class LogCursors(CursorPlace):
         return f"{self.log.where}, note {CURSORS_NOTE!r}"
 
     async def load(self) -> bytes | None:
-        """See `CursorPlace.load`."""
+        """See `CursorNote.load`."""
         return await self.log.load_note(CURSORS_NOTE)
 
     async def save(self, note: bytes) -> None:
-        """See `CursorPlace.save`."""
+        """See `CursorNote.save`."""
         await self.log.save_note(CURSORS_NOTE, note)
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCursors(CursorPlace):
+class StoreCursors(CursorNote):
     """Keeps the positions as an object of a store, so that they outlive the machine.
 
     Give it a place of its own beside the tier, such as `session.store("s3://bucket/cursors")`, and the key of
@@ -92,14 +92,14 @@ class StoreCursors(CursorPlace):
         return f"{self.store.url}/{self.key}"
 
     async def load(self) -> bytes | None:
-        """See `CursorPlace.load`. Loads at most one byte more than a note may have."""
+        """See `CursorNote.load`. Loads at most one byte more than a note may have."""
         try:
             return bytes(await self.store.get(self.key, Span(0, NOTE_SIZE_BYTES_MAX + 1)))
         except NotFound:
             return None
 
     async def save(self, note: bytes) -> None:
-        """See `CursorPlace.save`."""
+        """See `CursorNote.save`."""
         await self.store.put(self.key, Body.of(note))
 
 
@@ -144,7 +144,7 @@ def check_cursor_name(name: str) -> None:
 class Cursors:
     """The cursors of one stream, of which `place` keeps the positions."""
 
-    def __init__(self, place: CursorPlace, *, stream: str) -> None:
+    def __init__(self, place: CursorNote, *, stream: str) -> None:
         self._place, self._stream = place, stream
         self._positions: dict[str, int] = {}
         self._saved: dict[str, int] = {}

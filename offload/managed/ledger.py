@@ -57,10 +57,10 @@ from offload.ground.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.managed.back_pressure import LogRoom
+from offload.managed.back_pressure import BackPressure
 from offload.managed.budget import ByteBudget
 from offload.managed.contexts import LedgerContext, contexts_of
-from offload.managed.cursors import CursorPlace, Cursors, LogCursors
+from offload.managed.cursors import CursorNote, Cursors, LogCursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
 from offload.managed.reading import Reading
@@ -70,7 +70,7 @@ from offload.managed.rules import (
     plan_of,
     prefix_before,
 )
-from offload.managed.tier_copy import TierCopy
+from offload.managed.tier_copy import LedgerOnTier
 from offload.managed.work import SAVE_SECONDS, LedgerWork
 from offload.model.position import PartOffset, Position, check_start
 from offload.read.batches import Messages
@@ -124,7 +124,7 @@ class ManagedLedger:
         tier: LedgerOffloader,
         *,
         policy: LedgerPolicy,
-        place: CursorPlace,
+        place: CursorNote,
         cache: BlockCache | None,
         watch: StreamWatch,
         budget: ByteBudget,
@@ -142,8 +142,8 @@ class ManagedLedger:
 
         self._env, self._emit, self._due, self._budget = env, emit, due, budget
         self._cache, self._watch = cache, watch
-        self._copy = TierCopy(log=log, source=self.source, tier=tier, env=env, emit=self._tell)
-        self._room = LogRoom(policy, stream=log.name, size_bytes=lambda: self.size_bytes)
+        self._copy = LedgerOnTier(log=log, source=self.source, tier=tier, env=env, emit=self._tell)
+        self._room = BackPressure(policy, stream=log.name, size_bytes=lambda: self.size_bytes)
         self._cursors = Cursors(place, stream=log.name)
         self._background = LedgerWork(
             log,
@@ -176,7 +176,7 @@ class ManagedLedger:
         tier: LedgerOffloader,
         *,
         policy: LedgerPolicy | None = None,
-        cursors: CursorPlace | None = None,
+        cursors: CursorNote | None = None,
         cache: BlockCache | None = None,
         watch: StreamWatch | None = None,
         budget: ByteBudget | None = None,

@@ -36,7 +36,7 @@ from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded
 from offload.managed.budget import ByteBudget
 from offload.managed.chores import PAUSED_STEP_SECONDS
-from offload.managed.cursors import CursorPlace
+from offload.managed.cursors import CursorNote
 from offload.managed.ledger import (
     APPEND_SIZE_BYTES_MAX,
     LedgerState,
@@ -109,7 +109,7 @@ class ManagedLedgers:
         log: LedgerLog,
         *,
         policy: LedgerPolicy | None = None,
-        cursors: CursorPlace | None = None,
+        cursors: CursorNote | None = None,
     ) -> ManagedLedger:
         """Open the managed ledger of a log, which is closed with it. See `ManagedLedger.open`.
 

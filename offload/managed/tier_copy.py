@@ -116,7 +116,7 @@ class _Compared:
 
 
 @dataclass(slots=True, kw_only=True)
-class TierCopy:
+class LedgerOnTier:
     """One stream's side on the tier. Used by one task at a time."""
 
     log: LedgerLog

@@ -17,7 +17,7 @@ from offload.contracts.events import Event, LocalLedgerDeleted, StreamPaused, St
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError
-from offload.managed.back_pressure import LogRoom
+from offload.managed.back_pressure import BackPressure
 from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
 from offload.managed.cursors import Cursors
 from offload.managed.log_source import LogStream
@@ -32,7 +32,7 @@ from offload.managed.rules import (
     expired_offset,
     removable_offset,
 )
-from offload.managed.tier_copy import TierCopy
+from offload.managed.tier_copy import LedgerOnTier
 from offload.upkeep.clock import ClockGuard
 from offload.upkeep.retention import Retention
 
@@ -50,9 +50,9 @@ class LedgerWork:
         self,
         log: LedgerLog,
         source: LogStream,
-        copy: TierCopy,
+        copy: LedgerOnTier,
         cursors: Cursors,
-        room: LogRoom,
+        room: BackPressure,
         *,
         policy: LedgerPolicy,
         roll: Callable[[], Awaitable[None]],

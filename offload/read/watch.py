@@ -76,7 +76,7 @@ class StreamWatch:
 
     def __init__(self, catalogue: Catalogue, *, env: Env | None = None) -> None:
         self._catalogue, self._env = catalogue, env or Env()
-        self._rooms: dict[tuple[str, UUID], _Room] = {}
+        self._rooms: dict[tuple[str, UUID], _Waiters] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def parts(self, stream: str, *, max_staleness_seconds: float) -> Sequence[tuple[int, StreamView]]:
@@ -105,7 +105,7 @@ class StreamWatch:
         """
         # A stream that is deleted and begun again has the same name, and its offsets hold other records.
         life = part.name, known.incarnation
-        room = self._rooms.setdefault(life, _Room())
+        room = self._rooms.setdefault(life, _Waiters())
         if room.latest.tells(known):
             return room.latest
         waiter: asyncio.Future[News] = asyncio.get_running_loop().create_future()
@@ -130,11 +130,11 @@ class StreamWatch:
         if room := self._rooms.get((manifest.stream, manifest.incarnation)):
             room.tell(News(self._catalogue.view_of(manifest)))
 
-    def _close(self, life: tuple[str, UUID], room: _Room) -> None:
+    def _close(self, life: tuple[str, UUID], room: _Waiters) -> None:
         if self._rooms.get(life) is room:
             del self._rooms[life]
 
-    async def _look(self, part: StreamPart, life: tuple[str, UUID], room: _Room) -> None:
+    async def _look(self, part: StreamPart, life: tuple[str, UUID], room: _Waiters) -> None:
         """Look at once, and then again and again. Ends by an error, or cancelled by the last waiter."""
         looks = 0
         seen = min(room.waiters.values(), key=lambda known: known.next_offset)
@@ -166,7 +166,7 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Room:
+class _Waiters:
     """The readers that wait for news of one life of a part."""
 
     waiters: dict[asyncio.Future[News], CommittedStream] = field(default_factory=dict)

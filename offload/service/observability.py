@@ -27,11 +27,11 @@ from offload.service.disk import DiskWatch
 from offload.service.door import Door, default_name, open_door, runtime_folder
 from offload.service.health import NO_ADVICE, Advises, Health
 from offload.service.notify import notifier_of
-from offload.service.process import Companion
+from offload.service.process import SideTask
 from offload.service.readiness import ReadinessLog
 from offload.service.upkeep import Upkeep
 
-__all__ = ["Seeing", "door_of", "door_path", "listener_of"]
+__all__ = ["Observability", "door_of", "door_path", "listener_of"]
 
 
 NEEDED: Final = {"prometheus_client": "prometheus-client", "starlette": "starlette", "uvicorn": "uvicorn"}
@@ -90,7 +90,7 @@ def door_of(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Door | No
 
 
 @dataclass(slots=True, kw_only=True)
-class Seeing:
+class Observability:
     """Passes the events of a process on, also to its metrics if the process listens."""
 
     listeners: list[Callable[[Event], None]]
@@ -101,7 +101,7 @@ class Seeing:
         for listener in self.listeners:
             listener(event)
 
-    def companions(
+    def side_tasks(
         self,
         dispatchers: list[Dispatcher],
         upkeep: Upkeep,
@@ -112,14 +112,14 @@ class Seeing:
         *,
         door: Door | None,
         notes: PauseNotes,
-    ) -> list[Companion]:
+    ) -> list[SideTask]:
         """Return what to run beside the followers. `environ` names the service manager, if there is one.
 
         `tier` is a URL: the disk of a folder is measured.
         """
         health = Health(dispatchers=dispatchers, upkeep=upkeep, advice=self.advice)
         notifier = notifier_of(environ, health, session.env)
-        told: list[Companion] = [ReadinessLog(health=health, env=session.env).run]
+        told: list[SideTask] = [ReadinessLog(health=health, env=session.env).run]
         if notifier is not None:
             told.append(notifier.run)
         self.listeners.append(notes.emit)

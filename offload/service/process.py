@@ -7,7 +7,7 @@
 Invariants:
 
 - Whatever ends the process, what is committed is safe, and the next start continues behind it.
-- Companions (the routes, the upkeep) run beside the followers and end with them. A companion that fails is
+- Side tasks (the routes, the upkeep) run beside the followers and end with them. A side task that fails is
   a line in the log, and stops no follower.
 """
 
@@ -28,15 +28,15 @@ __all__ = ["serve"]
 _log: Final = logging.getLogger(__name__)
 
 
-Companion = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+SideTask = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """Something that runs beside the followers. It gets the event that is set when the process is to stop."""
 
 
-async def serve(dispatcher: Dispatcher, *companions: Companion) -> None:
+async def serve(dispatcher: Dispatcher, *side_tasks: SideTask) -> None:
     """Follow the source until a signal ends the process. Raises `TimeoutError` if ending takes too long."""
     stopping = asyncio.Event()
     with _signals(stopping):
-        beside = [asyncio.create_task(_beside(each(stopping))) for each in companions]
+        beside = [asyncio.create_task(_beside(each(stopping))) for each in side_tasks]
         try:
             await dispatcher.run(stopping)
         finally:
@@ -45,9 +45,9 @@ async def serve(dispatcher: Dispatcher, *companions: Companion) -> None:
             await asyncio.gather(*beside, return_exceptions=True)
 
 
-async def _beside(companion: Coroutine[Any, Any, None]) -> None:
+async def _beside(side_task: Coroutine[Any, Any, None]) -> None:
     try:
-        await companion
+        await side_task
     except Exception:  # noqa: BLE001 - whatever it is, it must not stop the followers
         _log.exception("a part of the process failed, and the streams are still followed")
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.contracts.decoder import Decoded
-from offload.formats.pieces import RowBuilder, RowPiece, ValuePool, column_of
+from offload.formats.rows import RowBuilder, RowPiece, ValuePool, column_of
 from offload.formats.texts import broken_rows, json_strings
 from offload.ground.errors import Corrupt
 from offload.model.record_columns import ByteColumn, Bytes, HeaderColumn, Integers, RecordBytes
@@ -30,7 +30,7 @@ from offload_rabbitmq._amqp_sections import (
     APPLICATION,
     FOUND_SECTIONS,
     PROPERTIES,
-    SectionPlaces,
+    SectionSpans,
     bodies_alike,
     section_places,
 )
@@ -128,7 +128,7 @@ class AmqpColumns:
         self._are_alike = block.are_alike
         return block.columns()
 
-    def sections(self, section: int, data: Bytes, places: SectionPlaces, rows: Integers) -> _Sections:
+    def sections(self, section: int, data: Bytes, places: SectionSpans, rows: Integers) -> _Sections:
         """Find what these rows have in their sections of one kind."""
         found = _Sections([], [], [], [])
         known = self._templates[section]
@@ -166,7 +166,7 @@ class AmqpColumns:
         section: int,
         template: Template,
         data: Bytes,
-        places: SectionPlaces,
+        places: SectionSpans,
         rows: Integers,
     ) -> Integers:
         """Return the rows that the template does not fit."""
@@ -183,7 +183,7 @@ class AmqpColumns:
             return rows[:0]
         return np.setdiff1d(rows, match.rows, assume_unique=True)
 
-    def _learned(self, section: int, data: Bytes, places: SectionPlaces, rows: Integers) -> Template | None:
+    def _learned(self, section: int, data: Bytes, places: SectionSpans, rows: Integers) -> Template | None:
         samples = []
         for row in rows[:: max(len(rows) // SAMPLES, 1)].tolist():
             raw = data[places.starts[section][row] : places.ends[section][row]].tobytes()

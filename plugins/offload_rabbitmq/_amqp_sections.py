@@ -23,7 +23,7 @@ from offload.formats.texts import TextForm
 from offload.formats.transcripts import Transcriber
 from offload.model.record_columns import ByteColumn, Bytes, Integers, RecordBytes
 
-__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionPlaces", "bodies_alike", "section_places"]
+__all__ = ["DATA", "FOUND_SECTIONS", "VALUE", "SectionSpans", "bodies_alike", "section_places"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -61,7 +61,7 @@ _HEADS_MAX: Final = 8
 
 
 @dataclass(slots=True)
-class SectionPlaces:
+class SectionSpans:
     """The sections of a block of records. A section that a record does not have begins and ends at 0."""
 
     plain: Mask
@@ -82,10 +82,10 @@ class SectionPlaces:
     """All records have the same sections, in the same encodings."""
 
 
-def section_places(records: RecordBytes) -> SectionPlaces:
+def section_places(records: RecordBytes) -> SectionSpans:
     """Return where the sections of these records are."""
     count, data = len(records), records.data
-    found = SectionPlaces(
+    found = SectionSpans(
         np.zeros(count, np.bool_), {}, {}, {}, *np.zeros((2, count), np.int64), *np.zeros((3, count), bool)
     )
     words = words_at(data, ">u4")
@@ -141,7 +141,7 @@ def _steps_of(heads: Sequence[_Head]) -> list[PatternStep]:
     return steps
 
 
-def _by_patterns(found: SectionPlaces, records: RecordBytes) -> Integers | None:
+def _by_patterns(found: SectionSpans, records: RecordBytes) -> Integers | None:
     """Note the sections of records that are like the first of them. Return the rows that are left."""
     rows: Integers | None = None
     for _ in range(_PATTERNS_MAX):
@@ -184,7 +184,7 @@ def _heads_of(record: bytes) -> list[_Head] | None:
 
 
 def _stepped(
-    found: SectionPlaces,
+    found: SectionSpans,
     data: Bytes,
     words: npt.NDArray[np.uint64],
     rows: Integers | None,
@@ -210,7 +210,7 @@ def _stepped(
 
 
 def _noted(
-    found: SectionPlaces,
+    found: SectionSpans,
     data: Bytes,
     words: npt.NDArray[np.uint64],
     rows: Integers | None,
@@ -251,7 +251,7 @@ def _noted(
 
 
 def _set(
-    found: SectionPlaces,
+    found: SectionSpans,
     where: Integers | slice,
     section: int,
     code: int,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.patterns import Pattern, PatternValue
-from offload.formats.pieces import RowPiece
+from offload.formats.rows import RowPiece
 from offload.formats.texts import TextForm
 from offload.formats.transcripts import Transcriber, Transcript
 from offload.model.record_columns import ByteColumn, Bytes, Integers

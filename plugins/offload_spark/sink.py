@@ -28,7 +28,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.ground.env import REAL_ENV, Env
 from offload.ground.errors import Misuse
 from offload_spark.options import WriteOptions
-from offload_spark.writing import Ticket, WrittenPart, begin, commit, give_up, withdraw, write_part
+from offload_spark.writing import Ticket, WrittenTask, begin, commit, give_up, withdraw, write_part
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ REQUIRED = ("offset", "value")
 class Message(WriterCommitMessage):
     """A task's message to the driver."""
 
-    part: WrittenPart
+    part: WrittenTask
 
 
 class _Writes:
@@ -176,7 +176,7 @@ def check_columns(schema: StructType) -> None:
             raise Misuse(f"a write needs a column {name!r}{hint}")
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenTask]:
     """Return the parts of the tasks that sent one."""
     # Spark passes None for a task that failed.
     return [message.part for message in messages if isinstance(message, Message)]

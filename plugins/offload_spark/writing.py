@@ -90,7 +90,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenPart:
+class WrittenTask:
     """A task's report to the driver."""
 
     ticket: Ticket
@@ -142,7 +142,7 @@ def write_part(
     *,
     number: int,
     timestamp_ms: int,
-) -> WrittenPart:
+) -> WrittenTask:
     """Store a task's rows. Raises `Misuse` for rows that cannot be in a stream, and as `upload` does."""
     spool, framer = Spool(), Framer(stream=options.stream, timestamp_ms=timestamp_ms)
     try:
@@ -150,7 +150,7 @@ def write_part(
             check_keys(batch)
             spool.add(framer.chunks(batch))
         if spool.is_empty:
-            return WrittenPart(ticket=ticket)
+            return WrittenTask(ticket=ticket)
         # Opened when all rows are spooled: a wrong row fails before an attempt is announced for it.
         with options.tier.opened() as tier:
             return tier.run(upload(tier.offloader, options.stream, ticket, spool, number=number))
@@ -168,7 +168,7 @@ def check_keys(batch: pa.RecordBatch) -> None:
 
 async def upload(
     offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool, *, number: int
-) -> WrittenPart:
+) -> WrittenTask:
     """Upload under an attempt of this try's own, unless the stream has the rows of this write already.
 
     `number` is Spark's number of the try, which is unique. Raises `Conflict` if the stream has other rows at
@@ -180,15 +180,15 @@ async def upload(
     # Spark repeats a write whose commit it did not hear of. The rows are in then, and must not be uploaded.
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
-        return WrittenPart(ticket=ticket)
+        return WrittenTask(ticket=ticket)
     # Announced before the upload: the objects of an attempt that no root announces could be swept.
     manifest, attempt = await own_attempt(job, ticket.spares, number)
     spool.ledger_id = attempt.ledger_id
     receipt = await offloader.offload(spool, attempt, manifest=manifest, extra_metadata={})
-    return WrittenPart(ticket=ticket, receipt=receipt)
+    return WrittenTask(ticket=ticket, receipt=receipt)
 
 
-async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[WrittenPart]) -> None:
+async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[WrittenTask]) -> None:
     """Append the uploads of the tasks, and drop spares and the attempts of failed tries, all in one commit.
 
     Raises as `Job.append` does, above all `Conflict` if another writer appended first, and `Misuse` if the

@@ -715,8 +715,8 @@ class TestDebug:
         for line in (
             r"offload\.store\.logged: get tier\.anchor .*: [0-9.]+ s, NotFound",
             r"offload\.store\.logged: put tiny/data/\S+\.fragment, \d+ bytes: [0-9.]+ s",
-            r"offload\.session: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
-            r"offload\.streams\.copier: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
+            r"offload\.opening\.session: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
+            r"offload\.copy\.copier: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
         ):
             assert re.search(rf"^[-0-9]+ [:,0-9]+ DEBUG {line}$", ran.stderr, re.MULTILINE), line
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, PartKind, unwrapped
+from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, SealedKind, unwrapped
 from offload.ground.errors import Corrupt, Denied
 
 PLAIN: Final = b"a customer's order"
 GOLDEN: Final = "1aac5458a08580915bd400857344d793eb314eb0ac66149afec74472de6faf576238"
 """`PLAIN` at `PART`, under a key of zeros."""
 
-PART: Final = Part(kind=PartKind.BLOCK, number=3, plain_size_bytes=len(PLAIN), codec=1)
+PART: Final = Part(kind=SealedKind.BLOCK, number=3, plain_size_bytes=len(PLAIN), codec=1)
 
 
 def fresh(**changes: Any) -> DataKey:
@@ -49,7 +49,7 @@ def test_a_flipped_bit_does_not_open(bit: int) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        replace(PART, kind=PartKind.SECTION),
+        replace(PART, kind=SealedKind.SECTION),
         replace(PART, number=4),
         replace(PART, plain_size_bytes=1),
         replace(PART, codec=2),

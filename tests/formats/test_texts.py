@@ -11,7 +11,7 @@ from guarded_loops import is_utf8
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.formats.pieces import ValuePool, column_of
+from offload.formats.rows import ValuePool, column_of
 from offload.formats.texts import (
     broken_rows,
     integer_texts,

@@ -8,10 +8,10 @@ import pytest
 
 from offload.ground.errors import Misuse
 from offload.managed import cursors as cursors_module
-from offload.managed.cursors import CursorPlace, Cursors, decode_cursors
+from offload.managed.cursors import CursorNote, Cursors, decode_cursors
 
 
-class Place(CursorPlace):
+class Place(CursorNote):
     """Keeps the note in memory. A save waits until it may end."""
 
     def __init__(self) -> None:

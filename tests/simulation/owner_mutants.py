@@ -15,12 +15,12 @@ from offload.managed import work
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.managed.rules import Situation
-from offload.managed.tier_copy import TierCopy, _Compared
+from offload.managed.tier_copy import LedgerOnTier, _Compared
 from offload.managed.work import LedgerWork
 from offload.model.manifest import Manifest
 
-_OFFLOAD, _SITUATION, _REMOVABLE = TierCopy.offload, LedgerWork.situation, work.removable_offset
-_TRIM_TARGET, _AGREE = TierCopy.trim_target, TierCopy._agree
+_OFFLOAD, _SITUATION, _REMOVABLE = LedgerOnTier.offload, LedgerWork.situation, work.removable_offset
+_TRIM_TARGET, _AGREE = LedgerOnTier.trim_target, LedgerOnTier._agree
 
 
 async def _nothing(*args: Any, **options: Any) -> None:
@@ -31,19 +31,19 @@ def _ignore(*args: Any, **options: Any) -> None:
     pass
 
 
-async def _known_is_agreed(self: TierCopy) -> bool:
+async def _known_is_agreed(self: LedgerOnTier) -> bool:
     return True
 
 
-async def _ends_are_enough(self: TierCopy) -> bool:
+async def _ends_are_enough(self: LedgerOnTier) -> bool:
     return await self.look() is not None
 
 
-async def _unchecked(self: TierCopy, manifest: Manifest, snapshot: Snapshot) -> Manifest:
+async def _unchecked(self: LedgerOnTier, manifest: Manifest, snapshot: Snapshot) -> Manifest:
     return manifest
 
 
-async def _believe_before_the_commit(self: TierCopy, until: int) -> None:
+async def _believe_before_the_commit(self: LedgerOnTier, until: int) -> None:
     self.committed_ms = [*self.committed_ms, (until, 0)]
     await _OFFLOAD(self, until)
 
@@ -60,17 +60,19 @@ def _lag_is_ignored(now: Situation, policy: LedgerPolicy) -> tuple[int, str]:
     return _REMOVABLE(replace(now, committed_ms=earlier), replace(policy, deletion_lag_seconds=lag))
 
 
-async def _cursors_are_passed(self: TierCopy, retention: Any, *, slowest_offset: int | None) -> int | None:
+async def _cursors_are_passed(
+    self: LedgerOnTier, retention: Any, *, slowest_offset: int | None
+) -> int | None:
     return await _TRIM_TARGET(self, retention, slowest_offset=None)
 
 
-async def _epochs_begin_again(self: TierCopy) -> None:
+async def _epochs_begin_again(self: LedgerOnTier) -> None:
     manifest = await self.look(may_lead=True)
     if manifest is not None and manifest.next_offset > self.log.next_offset:
         await self.log.begin(manifest.next_offset)
 
 
-async def _the_fence_is_a_proof(self: TierCopy, manifest: Manifest | None) -> bool:
+async def _the_fence_is_a_proof(self: LedgerOnTier, manifest: Manifest | None) -> bool:
     if manifest is None or self._copier.writer is None:
         return await _AGREE(self, manifest)
     self._compared = _Compared((manifest.incarnation, manifest.next_offset), is_copy=True)
@@ -83,16 +85,16 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
         "-",
         "a local copy goes by an accepted root only",
         set_to(
-            (TierCopy, "offload", _believe_before_the_commit),
+            (LedgerOnTier, "offload", _believe_before_the_commit),
             (LedgerWork, "situation", _by_what_was_believed),
-            (TierCopy, "agree", _known_is_agreed),
-            (TierCopy, "confirm", _nothing),
+            (LedgerOnTier, "agree", _known_is_agreed),
+            (LedgerOnTier, "confirm", _nothing),
         ),
     ),
     "owner: copies go by a rival's end": Mutant(
         "-",
         "a local copy goes only if the log has the tier's history",
-        set_to((TierCopy, "agree", _ends_are_enough), (TierCopy, "confirm", _nothing)),
+        set_to((LedgerOnTier, "agree", _ends_are_enough), (LedgerOnTier, "confirm", _nothing)),
     ),
     "owner: fenced is ignored": Mutant(
         "-", "a fenced owner takes no append", set_to((ManagedLedger, "_fence", _ignore))
@@ -103,12 +105,12 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
     "owner: retention passes cursors": Mutant(
         "-",
         "retention deletes nothing that a cursor has not passed",
-        set_to((TierCopy, "trim_target", _cursors_are_passed)),
+        set_to((LedgerOnTier, "trim_target", _cursors_are_passed)),
     ),
     "owner: a fork is offloaded": Mutant(
         "-",
         "a log is compared with the tier before it is offloaded",
-        set_to((TierCopy, "_check", _unchecked)),
+        set_to((LedgerOnTier, "_check", _unchecked)),
     ),
     "owner: the tier is not asked": Mutant(
         "-",
@@ -116,20 +118,20 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
         set_to((ManagedLedger, "_meet_tier", _nothing)),
     ),
     "owner: a new disk begins at 0": Mutant(
-        "-", "a log without records begins where the tier ends", set_to((TierCopy, "begin", _nothing))
+        "-", "a log without records begins where the tier ends", set_to((LedgerOnTier, "begin", _nothing))
     ),
     "owner: epochs begin again": Mutant(
-        "-", "a new disk goes on above the tier's epoch", set_to((TierCopy, "begin", _epochs_begin_again))
+        "-", "a new disk goes on above the tier's epoch", set_to((LedgerOnTier, "begin", _epochs_begin_again))
     ),
     "owner: what was trimmed needs no proof": Mutant(
         "-",
         "a copy of what was trimmed goes only if the tier is known to have had it",
-        set_to((TierCopy, "_check_had", _ignore)),
+        set_to((LedgerOnTier, "_check_had", _ignore)),
     ),
     "owner: the fence is a proof": Mutant(
         "-",
         "what a job appended beside an owner is compared before it is believed",
-        set_to((TierCopy, "_agree", _the_fence_is_a_proof)),
+        set_to((LedgerOnTier, "_agree", _the_fence_is_a_proof)),
     ),
 }
 

@@ -21,7 +21,7 @@ from offload import Blocking, StreamWriter
 from offload.ground.errors import Conflict, Diverged, StreamDeleted
 from offload.opening.by_url import open_source
 from offload.read.handles import CutHandle
-from offload.upkeep.copy.transfer import AnnouncedPart, TransferPart, upload
+from offload.upkeep.copy.transfer import AnnouncedRange, TransferRange, upload
 from offload.upkeep.sweep.tier import sweep
 from offload.write.job import Job
 
@@ -116,10 +116,10 @@ def reach(source: str) -> SourceReach:
     return SourceReach(url=source, stream="batches")
 
 
-def piece_of(tier: Blocking, job: Job) -> AnnouncedPart:
+def piece_of(tier: Blocking, job: Job) -> AnnouncedRange:
     _, (attempt,) = tier.run(job.prepare([0]))
-    part = TransferPart(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
-    return AnnouncedPart(part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid)
+    part = TransferRange(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
+    return AnnouncedRange(part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid)
 
 
 async def begun(tier: Blocking) -> Job:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from offload_spark.framing import Framer
 from offload_spark.spare_attempts import Spares
 from offload_spark.spool import Spool
-from offload_spark.writing import Begun, Ticket, WrittenPart, commit, give_up, upload
+from offload_spark.writing import Begun, Ticket, WrittenTask, commit, give_up, upload
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload import Blocking, Manifest, ObjectStoreOffloader, StreamWriter
@@ -137,7 +137,7 @@ class Tries:
         self.world = World(seed)
         self.world.run(self.world.process("w0").claim())
         self.incarnation = self.world.newest().incarnation
-        self.parts: dict[tuple[UUID, int], list[WrittenPart]] = {}
+        self.parts: dict[tuple[UUID, int], list[WrittenTask]] = {}
         self.numbers: Counter[UUID] = Counter()
 
     def begin(self, run: UUID) -> None:

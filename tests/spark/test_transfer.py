@@ -20,10 +20,10 @@ from offload.model.attempt import Leftover
 from offload.model.entry import Entry
 from offload.store.memory import MemoryStore
 from offload.upkeep.copy.transfer import (
-    AnnouncedPart,
+    AnnouncedRange,
     Fetch,
     Reach,
-    TransferPart,
+    TransferRange,
     chained,
     end_of,
     read_back,
@@ -81,7 +81,7 @@ class InMemory(Reach):
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
-        async def fetch(part: TransferPart) -> ReadHandle:
+        async def fetch(part: TransferRange) -> ReadHandle:
             return ledger_of(10)
 
         yield fetch
@@ -94,8 +94,8 @@ def test_a_damaged_or_missing_fragment_fails_when_it_is_read_back() -> None:
         await StreamWriter.claim(offloader, "orders")
         job = await Job.begin(offloader, "orders")
         _, (attempt,) = await job.prepare([0])
-        part = TransferPart(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
-        piece = AnnouncedPart(
+        part = TransferRange(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
+        piece = AnnouncedRange(
             part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid
         )
 
@@ -119,8 +119,8 @@ def test_a_damaged_or_missing_fragment_fails_when_it_is_read_back() -> None:
 @given(sizes=st.lists(st.integers(0, 400 * 2**20)), slots=st.integers(1, 64))
 def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: int) -> None:
     pieces = [
-        AnnouncedPart(
-            part=TransferPart(
+        AnnouncedRange(
+            part=TransferRange(
                 stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size
             ),
             incarnation=UUID(int=2),

@@ -19,7 +19,7 @@ from offload_spark.spool import Spool
 from offload_spark.writing import (
     Begun,
     Ticket,
-    WrittenPart,
+    WrittenTask,
     begin,
     commit,
     find_write,
@@ -63,7 +63,7 @@ def ticket(tier: Tier, name: str = "", *, job: str = "") -> Ticket:
     return Ticket.of(Begun(incarnation=manifest(tier).incarnation), run=uuid4(), job=job or name, write=name)
 
 
-def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenPart:
+def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenTask:
     """Upload the rows of one task. The value of each row is its offset."""
     spool, framer = Spool(), Framer(stream=STREAM, timestamp_ms=AT_MS)
     rows = {"offset": [*range(first, stop)], "value": [b"%d" % at for at in range(first, stop)]}
@@ -75,7 +75,7 @@ def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenPart:
         spool.close()
 
 
-def finish(tier: Tier, *parts: WrittenPart) -> None:
+def finish(tier: Tier, *parts: WrittenTask) -> None:
     tier.blocking.run(commit(tier.blocking.offloader, STREAM, parts))
 
 
@@ -182,7 +182,7 @@ def test_the_next_batch_of_a_query_drops_what_a_killed_driver_left(opened: Tier)
 
 def test_a_batch_without_rows_changes_nothing(opened: Tier) -> None:
     before = manifest(opened)
-    finish(opened, WrittenPart(ticket=ticket(opened)), WrittenPart(ticket=ticket(opened)))
+    finish(opened, WrittenTask(ticket=ticket(opened)), WrittenTask(ticket=ticket(opened)))
     finish(opened)
     assert manifest(opened).commit_id == before.commit_id
 

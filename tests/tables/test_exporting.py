@@ -22,7 +22,7 @@ from tables.tier_in_memory import Row, World, rows_of, world
 from offload import Blocking, PartOffset, StreamPart
 from offload import open as open_tables
 from offload.ground.errors import Misuse, NotOffloaded
-from offload.opening.by_url import exporting
+from offload.opening import exporting
 from offload.opening.exporting import ExportFormat, export_stream
 from offload.upkeep.retention import Retention, delete_stream, trim
 

@@ -30,7 +30,7 @@ from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.records import RecordRun
 from offload.ground.errors import Corrupt, Misuse, NotOffloaded, StreamDeleted
-from offload.opening.by_url import tables
+from offload.opening import tables
 from offload.opening.tables import ArrowStream, ArrowTier
 from offload.read.batches import Window
 from offload.store.faults import Fault, Rule

@@ -52,7 +52,7 @@ class Held:
 
 
 @dataclass(eq=False)
-class Copy:
+class AttemptData:
     """The data of one attempt."""
 
     attempt: Attempt
@@ -75,16 +75,16 @@ class ModelStream:
     next: int = 0
     holder: Held | None = None
     writers: list[Held] = field(default_factory=list)
-    pending: list[Copy] = field(default_factory=list)
+    pending: list[AttemptData] = field(default_factory=list)
     """Uploaded, still running, and not committed."""
 
-    dropped: list[Copy] = field(default_factory=list)
+    dropped: list[AttemptData] = field(default_factory=list)
     """Uploaded and condemned: they can never be committed."""
 
-    committed: list[Copy] = field(default_factory=list)
+    committed: list[AttemptData] = field(default_factory=list)
     """Committed in this life. Of a partly adopted copy, only the adopted range."""
 
-    gone: list[Copy] = field(default_factory=list)
+    gone: list[AttemptData] = field(default_factory=list)
     """Committed in an earlier life."""
 
     sent: list[Sent] = field(default_factory=list)
@@ -102,12 +102,12 @@ class ModelStream:
         return [chunk(self.name, self.life, offset) for offset in range(first, end)]
 
     @property
-    def uncommitted(self) -> list[Copy]:
+    def uncommitted(self) -> list[AttemptData]:
         """Return the copies that a writer may try to commit, in time or too late."""
         return self.dropped + self.pending
 
     @property
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[AttemptData]:
         """Return all copies that were ever uploaded."""
         return self.gone + self.committed + self.dropped + self.pending
 
@@ -150,7 +150,7 @@ class ModelStream:
         """
         return max([copy.end for copy in self.committed if copy.end <= offset], default=self.first)
 
-    def lets(self, copy: Copy) -> Verdict:
+    def lets(self, copy: AttemptData) -> Verdict:
         """Return the verdict on committing this copy now."""
         # Once its offsets are trimmed, nothing shows whether the copy was committed before.
         trimmed = (OutcomeUnknown,) if copy.first < self.first else ()

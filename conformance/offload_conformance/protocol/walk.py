@@ -28,7 +28,7 @@ from offload.upkeep.retention import Retention, plan_trim
 from offload.write.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.opened import Open, OpenedOffloaders
-from offload_conformance.protocol.model import YES, Copy, ModelStream, Sent, Verdict
+from offload_conformance.protocol.model import YES, AttemptData, ModelStream, Sent, Verdict
 from offload_conformance.protocol.world import named_by, read_back
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Walk(RuleBasedStateMachine):
         receipt = await by.writer.offloader.offload(
             stream.ledger(first, end), attempt, manifest=by.writer.manifest, extra_metadata={}
         )
-        stream.pending.append(Copy(attempt, first, end, by, receipt))
+        stream.pending.append(AttemptData(attempt, first, end, by, receipt))
         return True
 
     async def _append(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
@@ -148,7 +148,7 @@ class Walk(RuleBasedStateMachine):
         if stream.uncommitted:
             await self._commit_copy(stream, newer(stream.uncommitted, number))
 
-    async def _commit_copy(self, stream: ModelStream, copy: Copy) -> None:
+    async def _commit_copy(self, stream: ModelStream, copy: AttemptData) -> None:
         by, finished = copy.held.writer, frozenset({copy.attempt.uid})
         change = Append(writer=by.writer, entries=copy.receipt.entries, finished=finished)
         manifest = await self._commit(stream, by.offloader, change, stream.lets(copy), base=by.manifest)

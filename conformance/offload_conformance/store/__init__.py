@@ -15,7 +15,7 @@ from offload_conformance.store.listings import ListingClauses
 from offload_conformance.store.manners import StoreMannerClauses
 from offload_conformance.store.metadata import MetadataClauses
 from offload_conformance.store.model import ModelClauses
-from offload_conformance.store.parts import PartsClauses
+from offload_conformance.store.parts import UploadPartClauses
 from offload_conformance.store.puts import PutClauses
 from offload_conformance.store.reads import StoreReadClauses
 
@@ -31,7 +31,7 @@ class StoreConformance(
     DeletionClauses,
     KeyClauses,
     MetadataClauses,
-    PartsClauses,
+    UploadPartClauses,
     ErrorClauses,
     StoreMannerClauses,
     CapabilityClauses,

@@ -86,7 +86,7 @@ class Plan:
         return array("Q", range(first // 8, -(-end // 8))).tobytes()[: end - first]
 
 
-class PartsClauses(UploadClauses):
+class UploadPartClauses(UploadClauses):
     """The clauses on uploads of many parts or none, and on the end of an upload."""
 
     upload_size_bytes: int = 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from offload.contracts.decoder import Decoder
-from offload.formats.pieces import RowPiece, ValuePool, column_of
+from offload.formats.rows import RowPiece, ValuePool, column_of
 from offload.formats.texts import integer_texts, json_strings, timestamp_texts
 from offload.model.position import iso_of
 from offload.model.record_columns import ByteColumn, Bytes, RecordBytes

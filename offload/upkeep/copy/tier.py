@@ -37,12 +37,12 @@ from offload.native.layout_check import native
 from offload.read.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES, TierRun, snapshot_of
 from offload.upkeep.copy.transfer import (
-    AnnouncedPart,
+    AnnouncedRange,
     Fetch,
     Origin,
     Reach,
     Transfer,
-    TransferPart,
+    TransferRange,
     abort,
     agreed,
     read_back,
@@ -172,7 +172,7 @@ class Committed(Origin):
         """See `Origin.identity`."""
         return copy_identity(self.offloader.url, self.manifest, manifest)
 
-    def described(self, part: TransferPart, ledger: ReadHandle) -> TransferPart:
+    def described(self, part: TransferRange, ledger: ReadHandle) -> TransferRange:
         """See `Origin.described`."""
         assert isinstance(ledger, TierRun)
         named = ledger.manifest
@@ -199,7 +199,7 @@ class OpenTier(Reach):
         yield partial(run_of, self.offloader)
 
 
-async def run_of(offloader: LedgerOffloader, part: TransferPart) -> ReadHandle:
+async def run_of(offloader: LedgerOffloader, part: TransferRange) -> ReadHandle:
     """Return a handle on the fragments that a part of a tier's stream is cut from. The part names them."""
     manifest = part.named
     assert manifest is not None, "a part of a tier's stream names its fragments"
@@ -357,11 +357,11 @@ class _Copying:
         self._seen.is_checking = False
 
     async def _uploaded(
-        self, transfer: Transfer, announced: Sequence[AnnouncedPart], fetch: Fetch
+        self, transfer: Transfer, announced: Sequence[AnnouncedRange], fetch: Fetch
     ) -> list[Receipt]:
         manifest = transfer.job.manifest
 
-        async def upload(each: AnnouncedPart) -> Receipt:
+        async def upload(each: AnnouncedRange) -> Receipt:
             receipt = await upload_part(self.target, fetch, each.part, each.attempt, manifest=manifest)
             if self.verify:  # before the receipt is returned: only receipts are committed
                 await read_back(self.target, [receipt])

@@ -51,13 +51,13 @@ from offload.write.job import Job
 from offload.write.writer import StreamWriter
 
 __all__ = [
-    "AnnouncedPart",
+    "AnnouncedRange",
     "Fetch",
     "Origin",
     "Reach",
     "Transfer",
-    "TransferPart",
-    "UncheckedPart",
+    "TransferRange",
+    "UncheckedRange",
     "abort",
     "agreed",
     "read_back",
@@ -66,7 +66,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferPart:
+class TransferRange:
     """A ledger at the origin, or a part of one."""
 
     stream: str
@@ -84,10 +84,10 @@ class TransferPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnnouncedPart:
+class AnnouncedRange:
     """A part that will be uploaded under an announced attempt."""
 
-    part: TransferPart
+    part: TransferRange
     incarnation: UUID
     """The incarnation of the stream. A stream that was begun again since is another stream."""
 
@@ -97,15 +97,15 @@ class AnnouncedPart:
 
     @property
     def size_bytes(self) -> int:
-        """See `TransferPart`."""
+        """See `TransferRange`."""
         return self.part.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UncheckedPart:
+class UncheckedRange:
     """The objects that an earlier run uploaded of a part, not checked yet."""
 
-    part: TransferPart
+    part: TransferRange
     incarnation: UUID
     rows: Sequence[Listed]
 
@@ -115,7 +115,7 @@ class UncheckedPart:
         return sum(row.size_bytes for row in self.rows)
 
 
-Fetch = Callable[[TransferPart], Awaitable[ReadHandle]]
+Fetch = Callable[[TransferRange], Awaitable[ReadHandle]]
 """Opens the ledger that a part is cut from, or as much of it as holds the part."""
 
 
@@ -156,7 +156,7 @@ class Origin(ABC):
     def identity(self, manifest: Manifest) -> UUID:
         """Return the job's identity for this incarnation of the tier's stream: the same in every run."""
 
-    def described(self, part: TransferPart, ledger: ReadHandle) -> TransferPart:
+    def described(self, part: TransferRange, ledger: ReadHandle) -> TransferRange:
         """Return the part with what a reader of this ledger must know, such as the names of its fragments."""
         return part
 
@@ -198,7 +198,7 @@ class Transfer:
             raise
         return cls(origin=origin, job=job, _snapshot=snapshot, _ledgers=ledgers)
 
-    async def left(self) -> list[UncheckedPart]:
+    async def left(self) -> list[UncheckedRange]:
         """List what an earlier run uploaded behind the stream's end, by the ledger that it was cut from."""
         manifest, own = self.job.manifest, self._own()
         # Tiers of another layout keep nothing of an unfinished attempt.
@@ -215,7 +215,7 @@ class Transfer:
                     by_ledger.setdefault(number, []).append(row)
         incarnation = manifest.incarnation
         return [
-            UncheckedPart(part=self._part(self._ledgers[number], 0), incarnation=incarnation, rows=found)
+            UncheckedRange(part=self._part(self._ledgers[number], 0), incarnation=incarnation, rows=found)
             for number, found in by_ledger.items()
         ]
 
@@ -224,7 +224,7 @@ class Transfer:
         manifest = self.job.manifest
         self.taken_over = chained(manifest.stream, manifest.next_offset, found, self._own())
 
-    async def announce(self) -> list[AnnouncedPart]:
+    async def announce(self) -> list[AnnouncedRange]:
         """Announce the parts that are missing behind the fragments that were taken over."""
         # A ledger that was taken over in part is announced from there on.
         start = end_of(self.taken_over, self.job.manifest.next_offset)
@@ -235,7 +235,7 @@ class Transfer:
         # announces all parts, because each commit makes other authors of the stream repeat theirs.
         _, attempts = await self.job.prepare([part.ledger_id for part in parts])
         return [
-            AnnouncedPart(
+            AnnouncedRange(
                 part=part, incarnation=self.job.manifest.incarnation, job=self.job.uid, attempt=attempt.uid
             )
             for part, attempt in zip(parts, attempts, strict=True)
@@ -266,9 +266,9 @@ class Transfer:
             if running.writer == self.job.uid and running.kind is AttemptKind.JOB
         }
 
-    def _part(self, ledger: ReadHandle, start: int) -> TransferPart:
+    def _part(self, ledger: ReadHandle, start: int) -> TransferRange:
         """Return the part of a ledger from `start` on."""
-        part = TransferPart(
+        part = TransferRange(
             stream=self.origin.stream,
             ledger_id=ledger.ledger_id,
             first_offset=max(ledger.first_offset, start),
@@ -317,7 +317,7 @@ def end_of(receipts: Sequence[Receipt], next_offset: int) -> int:
 
 
 async def upload(
-    offloader: LedgerOffloader, reach: Reach, announced: Sequence[AnnouncedPart], *, is_first: bool = True
+    offloader: LedgerOffloader, reach: Reach, announced: Sequence[AnnouncedRange], *, is_first: bool = True
 ) -> list[Receipt]:
     """Upload parts of one stream, one after the other, and return their receipts.
 
@@ -339,7 +339,7 @@ async def upload(
 
 
 async def upload_part(
-    offloader: LedgerOffloader, fetch: Fetch, part: TransferPart, attempt: UUID, *, manifest: Manifest
+    offloader: LedgerOffloader, fetch: Fetch, part: TransferRange, attempt: UUID, *, manifest: Manifest
 ) -> Receipt:
     """Upload one part under an attempt that `manifest` runs. Raises as `LedgerOffloader.offload` does.
 
@@ -362,7 +362,7 @@ async def upload_part(
         return replace(receipt, dropped_sections=whole.unknown_sections())
 
 
-async def agreed(offloader: LedgerOffloader, fetch: Fetch, left: UncheckedPart) -> list[Leftover]:
+async def agreed(offloader: LedgerOffloader, fetch: Fetch, left: UncheckedRange) -> list[Leftover]:
     """Return the fragments that are sound, and whose last chunk the origin has too. Reads all of them whole.
 
     A transfer may be run again after the origin was replaced. Then a sound fragment of the old data would fit

@@ -35,7 +35,7 @@ COMPARED: Final = ("offset", "timestamp_ms", "size_bytes", "records", "type")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingPart:
+class MissingOffsets:
     """Offsets of the other history that the rebuilt one lacks, within one fragment."""
 
     entry: Entry
@@ -60,10 +60,10 @@ class Side:
         """First offset after its last fragment."""
         return self.entries[-1].next_offset
 
-    def within(self, begin: int, end: int) -> list[MissingPart]:
+    def within(self, begin: int, end: int) -> list[MissingOffsets]:
         """Return the fragments, or parts of fragments, that hold the offsets from `begin` to below `end`."""
         clipped = (
-            MissingPart(
+            MissingOffsets(
                 entry=entry,
                 first_offset=max(begin, entry.first_offset),
                 next_offset=min(end, entry.next_offset),
@@ -85,7 +85,7 @@ async def fragments_of(offloader: ObjectStoreOffloader, manifest: Manifest) -> l
 
 async def parts_to_copy(
     offloader: ObjectStoreOffloader, kept: Side, other: Side
-) -> tuple[list[MissingPart], list[MissingPart]]:
+) -> tuple[list[MissingOffsets], list[MissingOffsets]]:
     """Return the parts of `other` before `kept`, and the parts behind it.
 
     Raises `Conflict` if there is a gap between the two, if they hold different chunks, or if `kept` adds
@@ -111,7 +111,7 @@ async def parts_to_copy(
 
 async def copied_parts(
     offloader: ObjectStoreOffloader,
-    parts: Sequence[MissingPart],
+    parts: Sequence[MissingOffsets],
     *,
     source: Manifest,
     target: Manifest,

@@ -11,7 +11,7 @@ from offload.ground.errors import Corrupt
 from offload.model.manifest import Manifest, StreamState
 from offload.upkeep.rebuild.choice import History, RebuildChoice
 from offload.upkeep.rebuild.joining import (
-    MissingPart,
+    MissingOffsets,
 )
 
 __all__ = ["RebuildReport"]
@@ -30,8 +30,8 @@ class RebuildReport:
     incarnation: UUID | None = None
     """The incarnation of the chosen history; None if the operator must name one."""
 
-    before: Sequence[MissingPart] = ()
-    behind: Sequence[MissingPart] = ()
+    before: Sequence[MissingOffsets] = ()
+    behind: Sequence[MissingOffsets] = ()
     """Parts that are copied from the history that the manifest named, to join the two."""
 
     histories: Sequence[History] = ()

@@ -47,7 +47,7 @@ from offload.native.lost_roots import old_life_in
 from offload.native.offloader import ObjectStoreOffloader
 from offload.upkeep.rebuild.choice import History, RebuildChoice, choose, continuing, histories
 from offload.upkeep.rebuild.joining import (
-    MissingPart,
+    MissingOffsets,
     Side,
     copied_parts,
     fragments_of,
@@ -121,8 +121,8 @@ class _Plan:
 
     choice: RebuildChoice
     other: Side | None = None
-    before: Sequence[MissingPart] = ()
-    behind: Sequence[MissingPart] = ()
+    before: Sequence[MissingOffsets] = ()
+    behind: Sequence[MissingOffsets] = ()
 
 
 @dataclass(slots=True)
@@ -389,7 +389,7 @@ class _Rebuild:
         if plan.other is None:
             return entries
 
-        async def copies(parts: Sequence[MissingPart]) -> list[Entry]:
+        async def copies(parts: Sequence[MissingOffsets]) -> list[Entry]:
             assert plan.other is not None
             uploads = copied_parts(
                 self.offloader, parts, source=plan.other.manifest, target=fenced, env=self.env

@@ -53,7 +53,7 @@ OnCondemned = Callable[[Condemned], None]
 
 
 @dataclass(kw_only=True)
-class SweepRun:
+class TierSweep:
     """One sweep."""
 
     store: ObjectStore
@@ -126,7 +126,7 @@ class SweepRun:
             return False
         row = StreamSweep(stream=keys.stream)
         self.report.streams.append(row)  # before its sweep: an error that ends the run keeps the counts
-        await _StreamRun(sweep=self, keys=keys, row=row).run()
+        await _StreamSweep(sweep=self, keys=keys, row=row).run()
         return True
 
     async def _stream_of(self, part: str) -> StreamKeys | None:
@@ -144,10 +144,10 @@ class SweepRun:
 
 
 @dataclass(kw_only=True)
-class _StreamRun:
+class _StreamSweep:
     """The sweep of one stream: its pages one after another, then the deletes, then the note."""
 
-    sweep: SweepRun
+    sweep: TierSweep
     keys: StreamKeys
     row: StreamSweep
     seen: SeenCondemned | None = None

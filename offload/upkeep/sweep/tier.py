@@ -55,7 +55,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.upkeep.sweep.notes import InMemory, InTier, SweepNotes
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.report import SweepReport
-from offload.upkeep.sweep.run import OnCondemned, OnProgress, SweepRun
+from offload.upkeep.sweep.run import OnCondemned, OnProgress, TierSweep
 
 __all__ = ["Sweeper", "sweep"]
 
@@ -114,7 +114,7 @@ class Sweeper:
 
         Differs from the function `sweep` only in where the notes are kept.
         """
-        run = SweepRun(
+        run = TierSweep(
             store=await _store_of(self._tier),
             env=self._env,
             notes=self._notes,
@@ -156,7 +156,7 @@ async def sweep(
     names. Errors of one stream are in the report; `StoreDenied` also ends the sweep.
     """
     env, store = env or Env(), await _store_of(tier)
-    run = SweepRun(
+    run = TierSweep(
         store=store,
         env=env,
         notes=InTier(store, env, grace_seconds),

@@ -112,7 +112,7 @@ async def verify(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _KeyPrefix:
     """The objects under one first part of keys: those of a stream, or strangers."""
 
     part: str
@@ -259,7 +259,7 @@ class _Verifier:
         if stream is not None and here.anchor is None:
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
 
-    async def _open(self, part: str) -> _Part:
+    async def _open(self, part: str) -> _KeyPrefix:
         """Find out to which stream the objects belong. Without a sound anchor, other objects name it."""
         if not part:
             return self._part(part, None)
@@ -271,11 +271,11 @@ class _Verifier:
             found.add_error(here.damage, f"{part}stream.anchor", None)
         return self._part(part, here.stream, found)
 
-    def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
+    def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _KeyPrefix:
         if anchor is not None:
             anchor.streams = int(stream is not None)
         groups, keys = ReadGroups(store=self.store), ReadKeys(store=self.store, ring=self.ring)
-        return _Part(part=part, stream=stream, groups=groups, keys=keys, anchor=anchor)
+        return _KeyPrefix(part=part, stream=stream, groups=groups, keys=keys, anchor=anchor)
 
     async def _newest(self, stream: str) -> Manifest | None:
         """Return the newest root; None if it is damaged. Its damage is reported in the turn of its key."""
@@ -289,7 +289,9 @@ class _Verifier:
             raise NotOffloaded(f"nothing was ever committed to stream {stream!r}")
         return newest
 
-    async def _judges(self, page: ListedPage, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
+    async def _judges(
+        self, page: ListedPage, here: _KeyPrefix, stream: str
+    ) -> tuple[dict[str, Judge], range]:
         """Return a judge for each object that is listed or named in a page, and the stream's offsets."""
         keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
         try:

@@ -20,7 +20,7 @@ from offload.model.compression import Compression
 from offload.model.manifest import Manifest
 from offload.opening.blocking import Blocking
 from offload.opening.by_url import open_source
-from offload.upkeep.copy.transfer import Fetch, Origin, Reach, TransferPart, abort
+from offload.upkeep.copy.transfer import Fetch, Origin, Reach, TransferRange, abort
 from offload_spark.jobs.transfer import SparkTransfer
 from offload_spark.jobs.transfer_tasks import Ends
 from offload_spark.opening import TierAddress
@@ -145,7 +145,7 @@ class SourceReach(Reach):
         stream = await open_source(self.url).stream(self.stream)
         async with await stream.snapshot() as snapshot:
 
-            async def fetch(part: TransferPart) -> ReadHandle:
+            async def fetch(part: TransferRange) -> ReadHandle:
                 for ledger in snapshot.ledgers:
                     if ledger.ledger_id == part.ledger_id:
                         return ledger

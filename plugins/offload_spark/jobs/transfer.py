@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from offload.model.attempt import Leftover, Receipt
 from offload.opening.blocking import Blocking
-from offload.upkeep.copy.transfer import AnnouncedPart, Origin, Transfer
+from offload.upkeep.copy.transfer import AnnouncedRange, Origin, Transfer
 from offload_spark.jobs.transfer_tasks import Ends, Sized, tasks_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SparkTransfer:
             self.progress(TransferProgress(stream=self.origin.stream, taken_over=len(found)))
         return found
 
-    def _uploaded(self, parts: Sequence[AnnouncedPart], transfer: Transfer) -> list[Receipt]:
+    def _uploaded(self, parts: Sequence[AnnouncedRange], transfer: Transfer) -> list[Receipt]:
         taken_over = sum(len(receipt.entries) for receipt in transfer.taken_over)
         progress = TransferProgress(stream=self.origin.stream, taken_over=taken_over)
         found: list[Receipt] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from offload.model.attempt import Leftover, Receipt
-from offload.upkeep.copy.transfer import AnnouncedPart, Reach, UncheckedPart, agreed, read_back, upload
+from offload.upkeep.copy.transfer import AnnouncedRange, Reach, UncheckedRange, agreed, read_back, upload
 from offload_spark.opening import TierAddress
 
 TASK_SIZE_BYTES_MIN: Final = 4 * 1024 * 1024
@@ -27,7 +27,7 @@ class Ends:
     read_back: bool = False
     """True: tasks read their uploads back before the commit."""
 
-    def upload(self, parts: Sequence[AnnouncedPart]) -> list[Receipt]:
+    def upload(self, parts: Sequence[AnnouncedRange]) -> list[Receipt]:
         """Upload a task's parts, each under the attempt that was announced for it."""
         from pyspark import TaskContext
 
@@ -43,7 +43,7 @@ class Ends:
         with self.target.opened() as tier:
             return tier.run(work())
 
-    def check(self, left: Sequence[UncheckedPart]) -> list[Leftover]:
+    def check(self, left: Sequence[UncheckedRange]) -> list[Leftover]:
         """Return the sound ones of these uploads of an earlier run. Runs in a task."""
 
         async def work() -> list[Leftover]:

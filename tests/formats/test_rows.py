@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.formats import pieces
-from offload.formats.pieces import RowBuilder, RowPiece, ValuePool, column_of
+from offload.formats import rows as rows_module
+from offload.formats.rows import RowBuilder, RowPiece, ValuePool, column_of
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 
 SIZES = st.integers(0, 12) | st.integers(0, 700)
@@ -35,7 +35,7 @@ def tables(draw: st.DrawFn) -> list[list[bytes]]:
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the compiled loops, if this checkout has them, and without."""
     if request.param == "numpy":
-        monkeypatch.setattr(pieces, "compiled_loops", lambda: None)
+        monkeypatch.setattr(rows_module, "compiled_loops", lambda: None)
 
 
 @pytest.mark.usefixtures("loops")
@@ -76,7 +76,7 @@ def test_values_of_very_different_sizes_are_copied(sizes: list[int]) -> None:
 
 
 def test_many_rows_are_copied_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "STEP_SIZE_BYTES", 100)
+    monkeypatch.setattr(rows_module, "STEP_SIZE_BYTES", 100)
     values = [b"%d" % at * (at % 7) for at in range(200)]
 
     assert column_of([pool_of(values)], len(values)).to_list() == values
