@@ -604,12 +604,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "reader: copies are read anew": Mutant(
         "2.11",
-        "a reader goes on at its offset in what replaced the rest",
+        "a reader continues at its offset in the copies",
         set_to((StreamWindows, "_go_on", _copies_are_read_anew)),
     ),
     "reader: copies are left out": Mutant(
         "2.11",
-        "a reader goes on at its offset in what replaced the rest",
+        "a reader continues at its offset in the copies",
         set_to((StreamWindows, "_go_on", _copies_are_left_out)),
     ),
     "trim: counted before a replacement": Mutant(

@@ -170,7 +170,7 @@ class Direct:
     def _forget_after_fork(self) -> None:
         if self._process == os.getpid():
             return
-        # The parent goes on with its sockets. Closing the child's copies sends nothing.
+        # The parent still uses its sockets. Closing the child's copies sends nothing.
         for _, connection in self._idle:
             connection.close()
         self._idle, self._threads, self._process = [], None, os.getpid()

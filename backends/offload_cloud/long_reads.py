@@ -12,7 +12,7 @@ Invariants:
 - A read returns the bytes of its own span, clipped at the object's end, whatever other reads do.
 - The bytes of a reply are used in order, each once. If a read fails or is cancelled, its reply ends, and the
   reads that waited for it send requests of their own.
-- A forked child forgets the replies of its parent. The parent goes on with them.
+- A forked child forgets the replies of its parent. The parent still uses them.
 - Nothing is repeated here: an error is raised by the read that met it.
 - At most half of the connections hold replies that nobody reads, `KEPT_REPLIES_MAX` at most, each for
   `IDLE_SECONDS`. So other requests need not wait for a reader that pauses. With a single connection, hints

@@ -47,7 +47,7 @@ def describes(key: str) -> GcsProof:
 
 
 def takes_a_chunk_of(key: str) -> GcsProof:
-    """Prove a reply to a chunk: the upload goes on, or the object is there."""
+    """Prove a reply to a chunk: the upload takes the next chunk, or the object is there."""
     return lambda reply: reply.status == RESUME or describes(key)(reply)
 
 

@@ -60,7 +60,7 @@ class PatientStore(RetryingStore):
         async def pause(seconds: float) -> None:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # Repeated, the call would go on as if nobody had cancelled it.
+                # Repeated, the call would continue as if nobody had cancelled it.
                 raise AssertionError("a cancelled call: expected `CancelledError`; found `TryAgain`")
             # Counted before the pause, so that a repeat that a deadline cuts off is in the report too.
             count()

@@ -224,7 +224,7 @@ class BlockCache:
         stream.paces.move(pace, offset, self.clock())
 
     async def aclose(self) -> None:
-        """End all fetches and forget everything. Readers that go on get `Misuse`. Idempotent."""
+        """End all fetches and forget everything. Readers that are used later raise `Misuse`. Idempotent."""
         if self._process != os.getpid():
             return  # nothing here is the child's
         self._is_closed = True

@@ -380,7 +380,7 @@ class CachedWindows:
         if self._choice is None or piece.wanted is Wanted.ALL:
             return [Piece(piece.fragment, start, stop)] if start < stop else []
         if piece.choosing is None:
-            # A task of its own: it goes on if the wait for it is cancelled.
+            # A task of its own: it continues if the wait for it is cancelled.
             piece.choosing = asyncio.ensure_future(_kept_in(self._choice, entry, table, start, stop))
         if not piece.choosing.done() or piece.choosing.exception() is not None:
             return None

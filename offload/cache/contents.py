@@ -71,7 +71,7 @@ class Kept(Generic[T]):
 
         self.used_at = 0.0
         self.wanted = 0
-        """The readers that will take it. Its fetch goes on as long as there is one."""
+        """The readers that will take it. Its fetch continues as long as there is one."""
 
         self.pins = 0
         """The readers that wait for it now, and the fetches that use it. It stays as long as there is one."""

@@ -1,8 +1,8 @@
 """Chunks made of the entries of one ledger: where they are cut, and how they are built.
 
 A chunk takes entries while its data section has at most `CHUNK_DATA_SIZE_BYTES`, or one larger entry. The cut
-depends on nothing but the sizes of the entries from the first one on. So it goes on where an earlier cut of a
-shorter ledger ended, and two processes cut alike.
+depends on nothing but the sizes of the entries from the first one on. So it continues where an earlier cut of
+a shorter ledger ended, and two processes cut alike.
 
 A table needs the sizes of all entries. They are measured first, in bounded pieces, and only the cuts are
 kept: 24 bytes for each chunk. The entries are read again when their chunks are copied, and compared with the
@@ -62,7 +62,7 @@ class Cuts:
     """The same numbers of the chunk that may grow."""
 
     def copy(self) -> Cuts:
-        """Return cuts that go on by themselves."""
+        """Return a copy that takes further entries independently of this one."""
         return Cuts(self.next_entry, self.size_bytes, self._rows[:], self._last)
 
     def add(self, sizes: Sizes, timestamps_ms: EntryTimes) -> None:

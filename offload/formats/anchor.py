@@ -272,7 +272,7 @@ class KeyObject(_Anchor):
     def _check(self) -> None:
         if type(self.generation) is not int or not 0 < self.generation < 2**64:
             raise Misuse(f"the generation of a key object is 1 or more, not {self.generation!r}")
-        # It proves that this root existed. No sweep could go on if it were one that no writer reaches.
+        # It proves that this root existed. No sweep could delete anything if no writer reached that number.
         if type(self.base_version) is not int or not 0 < self.base_version < 2**63:
             raise Misuse(f"the root of a key object is 1 or more, and below 2**63, not {self.base_version!r}")
         values = (self.stream, self.incarnation, self.uid, self.label, self.wrapped)

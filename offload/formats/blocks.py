@@ -120,7 +120,7 @@ class Blocks:
         """Return the blocks of the chunks in `table`. They begin at byte `start` of the object.
 
         `codec` is the fragment's, and `position` is that of `raw` in the object. Raises `Corrupt` if the
-        blocks do not hold exactly these chunks, if a block goes on behind the chunk that ends it, or if a
+        blocks do not hold exactly these chunks, if a block has bytes behind the chunk that ends it, or if a
         record is malformed or names another codec.
         """
         count, rest = divmod(len(raw), BLOCK.size_bytes)

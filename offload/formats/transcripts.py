@@ -62,7 +62,7 @@ class Transcriber:
     """How each value of the pattern is written."""
     texts: Sequence[bytes]
     """The text before the first value, between two of them, and behind the last, as UTF-8. The ones behind a
-    value of `TEXT` begin and end with ASCII, so that no character goes on in the next row or value."""
+    value of `TEXT` begin and end with ASCII, so that no character continues in the next row or value."""
 
     def find(self, data: Bytes, starts: Integers, stops: Integers) -> Transcript:
         """Return the rows that fit the pattern from start to stop, and whose values have a text.

@@ -1,4 +1,4 @@
-"""The notes of a verify that goes on for days: how far it has read the tier, and when it read which keys.
+"""The notes of a verify that takes days: how far it has read the tier, and when it read which keys.
 
 One JSON object, `tier.verified`. `offload run` writes it every few minutes and when it stops, and continues
 from there. It decides nothing about data: if it is lost or damaged, the next round begins at the first key.

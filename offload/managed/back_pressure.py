@@ -31,7 +31,7 @@ class BackPressure:
 
     @property
     def admits(self) -> bool:
-        """True if an append may go on now."""
+        """True if an append is accepted now."""
         return self.is_there or self._policy.when_full is WhenFull.GROW
 
     def held(self) -> AppendsHeld | None:

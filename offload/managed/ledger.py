@@ -258,10 +258,10 @@ class ManagedLedger:
         """Append records, at least one. Return the offset of the first one when the log keeps them.
 
         The first append after opening asks the tier where it ends, for at most 10 seconds. If the tier does
-        not answer, the append goes on, and the next step asks. The first append also compares the last chunk
-        of the tier with the log. If the local log has passed its bound, the call waits, raises `Throttled`,
-        or goes on, by `LedgerPolicy.when_full`. Raises `Diverged` if the tier is ahead of the log or has
-        another history, and what `LedgerLog.append` raises.
+        not answer, the append is accepted, and the next step asks. The first append also compares the last
+        chunk of the tier with the log. If the local log has passed its bound, the call waits, raises
+        `Throttled`, or appends, by `LedgerPolicy.when_full`. Raises `Diverged` if the tier is
+        ahead of the log or has another history, and what `LedgerLog.append` raises.
         """
         self._refuse_if_over()
         records = checked_records(records)
@@ -353,7 +353,7 @@ class ManagedLedger:
         """Yield the messages from a position on, up to the newest, from the log and the tier. Close it.
 
         A read that prefers the log, and begins in it, asks the log alone. It asks the tier if a local copy
-        was deleted or damaged meanwhile. Any other read goes on with the log if the tier does not answer.
+        was deleted or damaged meanwhile. Any other read uses the log alone if the tier does not answer.
         Offsets that neither side has any more are reported as `Skipped`. Raises `Misuse` for what is no
         position, and otherwise as `TieredReader.messages`. `Diverged` and `Fenced` that come from the tier
         also end the appends.
@@ -484,7 +484,7 @@ class ManagedLedger:
         async with self._work:
             with self._watching():
                 await self._copy.look()
-                with suppress(Corrupt):  # a step goes on with what is sound
+                with suppress(Corrupt):  # a step processes what is sound
                     await self._copy.meet()
                 plan = plan_of(self._background.situation(), self.policy)
                 plan = await self._background.confirmed(plan)

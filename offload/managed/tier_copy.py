@@ -17,8 +17,8 @@ added to `had`, or a reason to delete:
 
 To hold the fence is no reason: a job appends without a claim, and compares nothing with this log.
 
-Nothing can be compared with what was trimmed. If a tier was trimmed whole, a log with another history may go
-on behind it, and then its last chunk is that of the tier. So a trimmed ledger goes by `had` alone. If the
+Nothing can be compared with what was trimmed. If a tier was trimmed whole, a log with another history may
+append behind it, and then its last chunk is that of the tier. So a trimmed ledger goes by `had` alone. If the
 tier has no records, nothing is added to it.
 
 Invariants:

@@ -113,7 +113,7 @@ class LedgerWork:
         return not was_refused
 
     def _report(self, before: set[type[OffloadError]]) -> None:
-        """Say what paused, or that all goes on. `before` has the errors of chores that were paused before."""
+        """Say what paused, or that nothing is paused now. `before` has the errors of earlier pauses."""
         pauses = [chore.pause for chore in self._chores if chore.pause is not None]
         told = set(before)
         for error in pauses:

@@ -319,7 +319,7 @@ async def open_entries(view: StreamView, entries: Sequence[Entry], *, where: str
     parts = [await view.open(entry) for entry in entries]
     if len(parts) == 1:
         return parts[0]
-    # One byte more than the chunks need, so that no run of chunks seems to go on in the next object.
+    # One byte more than the chunks need, so that no run of chunks seems to continue in the next object.
     sizes_bytes = [HEADER.size_bytes + entry.data_size_bytes + 1 for entry in entries]
     return LedgerHandle(parts, sizes_bytes, where=where)
 

@@ -136,7 +136,7 @@ class Plugins:
         for caller in self.manager.hook.offload_event.get_hookimpls():
             try:
                 caller.function(event=event)
-            except Exception:  # noqa: BLE001 - a listener may raise anything, and the work must go on
+            except Exception:  # noqa: BLE001 - a listener may raise anything, and must not end the work
                 _log.exception("plugin %s failed on %s", caller.plugin_name, type(event).__name__)
 
     def _one(

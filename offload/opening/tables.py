@@ -186,7 +186,7 @@ class ArrowStream:
         """Return a reader of batches, in order. Its memory is bounded: a few windows of 8 MiB, and one batch.
 
         Nothing but `start` and `end` is looked up before the first batch is taken. A reader that was
-        interrupted goes on behind the last batch that it returned. After an error of ours, it raises that
+        interrupted resumes behind the last batch that it returned. After an error of ours, it raises that
         error again.
         """
         decoder = self._decoder(decode)

@@ -36,7 +36,7 @@ _Step = Read | SkipTo | None
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a read does that goes on with what comes later."""
+    """How a read waits for later records."""
 
     watch: StreamWatch
     caught_up: Callable[[], None]
@@ -67,7 +67,7 @@ class Crossing:
     _idle: int = 0
     """How many waits there were since the last message."""
     _news: asyncio.Task[None] | None = None
-    """The wait for news of the tier. It goes on while messages are delivered."""
+    """The wait for news of the tier. It continues while messages are delivered."""
     _told: list[OffloadError] = field(default_factory=list)
     """The damage that was reported."""
 
@@ -135,7 +135,7 @@ class Crossing:
     # What to do next.
 
     async def _next_step(self) -> _Step:
-        """Return what to do at this place. Raises the error that keeps every side from going on."""
+        """Return what to do at this place. Raises the error that keeps both sides from being read."""
         while True:
             await self._carry_over()
             extents = await self._extents()
@@ -438,7 +438,7 @@ class Crossing:
 
     async def _tier_news(self, watch: StreamWatch) -> None:
         """Wait until the tier has something new. Raises `StreamDeleted`."""
-        # It goes on while messages of the source are delivered. Otherwise each of them would begin another
+        # It continues while messages of the source are delivered. Otherwise each of them would begin another
         # wait, and each wait begins with a look at the tier.
         while (known := self.tier.manifest) is not None:
             try:

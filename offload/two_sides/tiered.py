@@ -8,13 +8,13 @@ deletes old files, and the tier is trimmed, compacted and extended. `choice` say
 reader changes sides at an exact offset, in both directions, however chunks are cut.
 
     while the source is read         then
-    its files are deleted            the tier goes on at the same offset
-    a chunk is damaged               the tier goes on at that chunk, if it has it
-    it is gone                       the tier goes on; at its end `TryAgain`, or waiting
+    its files are deleted            the tier is read, at the same offset
+    a chunk is damaged               the tier is read, if it has that chunk
+    it is gone                       the tier is read; at its end `TryAgain`, or waiting
 
     while the tier is read           then
-    it is trimmed                    the source goes on at the same offset, if it has it
-    an object is damaged, or the     the source goes on, if it has the offset
+    it is trimmed                    the source is read, if it has the offset
+    an object is damaged, or the     the source is read, if it has the offset
     store is down
 
     both                             `Skipped`, if neither has the offset in its newest state

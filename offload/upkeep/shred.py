@@ -1,6 +1,6 @@
 """Shredding: a stream is deleted, and its keys are destroyed, so that copies of its data cannot be read.
 
-    1. delete    commit a tombstone, as `delete_stream` does. From now on no writer goes on, and one that
+    1. delete    commit a tombstone, as `delete_stream` does. From now on no writer can commit, and one that
                  makes a key for an ended life takes it back. After the tombstone of the first part, make
                  sure that the stream gets no other part
     2. list      the key objects of all lives

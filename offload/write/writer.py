@@ -161,7 +161,7 @@ class StreamWriter:
     async def release(self) -> None:
         """Drop the attempt that was announced ahead. The stream's root then shows that no writer is at work.
 
-        The writer may go on afterwards. Without this call, the next claim drops the attempt.
+        The writer may be used afterwards. Without this call, the next claim drops the attempt.
         """
         if self._ahead is not None:
             await self.abort([self._ahead])

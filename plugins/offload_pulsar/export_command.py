@@ -142,7 +142,7 @@ def export(
     async def write(catalogue: Catalogue, show: Show) -> None:
         done.plan = await plan_export(await catalogue.view(stream), with_oldest=oldest, with_newest=newest)
         if later := await catalogue.parts(stream):
-            print_note(f"{stream} goes on in {counted(len(later), 'part')}: export each by its own name")
+            print_note(f"{stream} continues in {counted(len(later), 'part')}: export each by its own name")
         exporting = Export(
             bucket=PulsarBucket(opened(state, url, bucket_option), block_size_bytes_max=block_size_bytes),
             tier=catalogue,

@@ -56,7 +56,7 @@ class _Walked:
     """What is known of one block. Positions are bytes of the data object."""
 
     at: int
-    """The byte at which the walk goes on."""
+    """The byte at which the walk continues."""
 
     starts: Positions = field(default_factory=lambda: np.empty(0, np.uint64))
     ends: Positions = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -303,8 +303,8 @@ class PulsarLedger(EntryLedger):
                     self._read_ends.append(end)
                     return memoryview(window)[start - at : end - at]
                 head = memoryview(window)[start - at :]
-        # A read that goes on where another ended is likely to go on further. It begins exactly there, so that
-        # a store can answer it from the reply to the one before.
+        # A read that begins where another ended is likely to be followed by others. It begins exactly there,
+        # so that a store can answer it from the reply to the one before.
         is_next = bool(head) or any(0 <= start - each <= ENTRY_HEADER_SIZE_BYTES for each in self._read_ends)
         begin, stop = start + len(head), end
         if is_next:

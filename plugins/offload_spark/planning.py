@@ -1,6 +1,6 @@
 """The range of a read, and its partitions for Spark's tasks. Runs on the driver, without Spark.
 
-A stream that goes on in further parts is read with them (`read.joined`). An offset or time of the options
+A stream that has further parts is read with them (`read.joined`). An offset or time of the options
 attaches as in every other reader. Each of these parts is planned by itself. In the rest of this module, a
 part is a piece of work:
 

@@ -121,7 +121,7 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
         "-", "a log without records begins where the tier ends", set_to((LedgerOnTier, "begin", _nothing))
     ),
     "owner: epochs begin again": Mutant(
-        "-", "a new disk goes on above the tier's epoch", set_to((LedgerOnTier, "begin", _epochs_begin_again))
+        "-", "a new disk has an epoch above the tier's", set_to((LedgerOnTier, "begin", _epochs_begin_again))
     ),
     "owner: what was trimmed needs no proof": Mutant(
         "-",

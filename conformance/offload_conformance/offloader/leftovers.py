@@ -90,7 +90,7 @@ class LeftoverClauses(OffloaderClauses):
             assert all(one.next_offset == two.first_offset for one, two in pairwise(entries))
             assert [entry for entry in entries if entry not in left] == []
             goes_on = [entry for entry in left if entries and entry.first_offset == entries[-1].next_offset]
-            assert goes_on == [], "expected that the chain goes on as far as fragments continue it"
+            assert goes_on == [], "expected that the chain continues as far as fragments continue it"
         offered_to = [bool(answer) for answer in answers]
         assert offered_to == [offered_to[0]] * 3, "expected that every client is offered the same"
         for edge in EDGES:

@@ -61,7 +61,7 @@ FAILURES: Final = 6
 """More failures than an offloader usually has slots for uploads: each might keep one of them for ever."""
 
 SETTLE_SECONDS: Final = 0.1
-"""How long tasks get to go on, or to end, before the clause looks."""
+"""How long tasks get to continue, or to end, before the clause looks."""
 
 METADATA: Final = MappingProxyType(
     {

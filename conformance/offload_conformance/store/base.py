@@ -261,7 +261,7 @@ def moment(number: int, turns: int) -> int:
 async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None:
     """Cancel a call after some turns of the event loop, and wait for its end. The call may end earlier.
 
-    Fail if the call takes its cancellation for an error of the store: its caller would go on, or try again.
+    Fail if the call takes its cancellation for an error of the store: its caller would work on, or try again.
     """
     task = asyncio.ensure_future(call)
     for _ in range(turns):

@@ -161,7 +161,7 @@ class ListingClauses(StoreClauses):
             run(writer.put(key, Body.of(b"")))
             make_sure([key])
             run(writer.delete([key]))
-            if not number:  # a store with folders of its own may go on to name this one
+            if not number:  # a store with folders of its own may still name this one
                 run(writer.put("seen/2", Body.of(b"")))
                 make_sure(["seen/2"])
                 run(writer.delete(["seen/2"]))

@@ -202,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--start", default="first", help="first, next, last, an offset or a time; default: first"
     )
-    new.add_argument("--cursor", default="", help="go on where the cursor of this name is")
+    new.add_argument("--cursor", default="", help="begin at the cursor of this name")
     new.add_argument("--limit", type=int, default=-1, help="end after so many messages")
 
     new = commands.add_parser("topics", help="list the topics")

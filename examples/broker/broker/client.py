@@ -132,7 +132,7 @@ class BrokerConsumer:
         return Delivery(number_in(offset, OFFSET_MAX), int(timestamp_ms), body)
 
     async def acknowledge(self, offset: int) -> None:
-        """Let the cursor go on behind this offset, if the consumer begins again."""
+        """Move the cursor behind this offset, where the consumer resumes if it begins again."""
         self._writer.write(b"acknowledge %d\n" % offset)
         await self._writer.drain()
 

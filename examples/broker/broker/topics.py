@@ -46,7 +46,7 @@ class Topics:
         self._opened: dict[str, ManagedLedger] = {}
 
     async def open_local(self) -> None:
-        """Open the topics in the folder, so that the work on them goes on.
+        """Open the topics in the folder, so that the work on them resumes.
 
         Raises `Conflict` if another broker has the folder.
         """
