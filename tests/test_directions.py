@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from offload.opening.plugins import Plugins
+
 ROOT = Path(__file__).parent.parent
 BACKENDS = sorted(folder.name for folder in (ROOT / "backends").iterdir() if folder.name[0] not in "._")
 FOUND_BY_SPARK = "pyspark_offload"
@@ -124,6 +126,21 @@ def test_backends_and_plugins_import_only_the_core_shared_code_and_themselves(pa
     found = [each for each in imports_of(package) if ours(each)]
 
     assert [each for each in found if each.top not in allowed] == []
+
+
+@pytest.mark.parametrize("plugin", [each for each in PLUGINS if each != FOUND_BY_SPARK])
+def test_no_plugin_names_another_one_or_its_decoder(plugin: str) -> None:
+    """What it needs of another one is declared there, as a capability (`DecoderType.java`)."""
+    declared = [each.declaration for each in Plugins.find().of_kind("decoder")]
+    decoders = [each.name for each in declared if not each.target.startswith(f"{plugin}.")]
+    packages = {*PLUGINS, *BACKENDS} - {plugin, FOUND_BY_SPARK, SHARED}
+    # A decoder's name as a value: not as a part of other names, such as the symbol `amqp:header:list`.
+    named = re.compile(rf"""\b(?:{"|".join(packages)})\b|["'`=](?:{"|".join(decoders)})(?![\w:-])""")
+    files = [path for suffix in ("*.py", "*.java") for path in (HOMES[plugin] / plugin).rglob(suffix)]
+    lines = [(path, line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+
+    assert decoders
+    assert [f"{path}: {line.strip()}" for path, line in lines if named.search(line)] == []
 
 
 def test_conformance_imports_contracts_and_never_a_backend() -> None:

@@ -255,6 +255,13 @@ class TargetType(Declaration):
 class DecoderType(Declaration):
     """A decoder of record bodies. The target is a `Decoder`."""
 
+    java: str = ""
+    """The format of records that this decoder and Spark's Java reader decode alike.
+
+    For records of this format, both make the same columns `body` and `key`, to the byte. The bundled reader
+    has the format `amqp-1.0`. Python decodes if the reader lacks the format, or if none is named.
+    """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyServiceType(Declaration):

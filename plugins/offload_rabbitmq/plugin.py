@@ -50,7 +50,7 @@ def offload_targets() -> Sequence[TargetType]:
 @hookimpl
 def offload_decoders() -> Sequence[DecoderType]:
     """Declare a decoder of AMQP 1.0, the format that RabbitMQ's own clients store."""
-    return [DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder")]
+    return [DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder", java="amqp-1.0")]
 
 
 @hookimpl

@@ -56,7 +56,7 @@ def schema_of(options: ReadOptions, plugins: Plugins) -> StructType:
     known = all_columns(options, plugins)
     names = options.columns or [*known]
     for name in names:
-        _check_known(name, known, options)
+        _check_known(name, known, options, plugins)
     if len({*names}) < len(names):
         raise Misuse(f"the option columns takes each column at most once, not {list(names)}")
     return StructType([StructField(name, known[name]) for name in names])
@@ -71,7 +71,8 @@ def all_columns(options: ReadOptions, plugins: Plugins) -> dict[str, DataType]:
     found = dict(PLAIN)
     if options.include_headers:
         if not options.decode:
-            raise Misuse("headers are inside records: includeHeaders needs decode, for example decode=amqp")
+            needs = f"includeHeaders needs decode ({_decoders(plugins)})"
+            raise Misuse(f"headers are inside records: {needs}")
         found["headers"] = HEADERS
     if options.decode:
         found["body"] = BinaryType()
@@ -80,10 +81,10 @@ def all_columns(options: ReadOptions, plugins: Plugins) -> dict[str, DataType]:
     return found
 
 
-def _check_known(name: str, known: Mapping[str, DataType], options: ReadOptions) -> None:
+def _check_known(name: str, known: Mapping[str, DataType], options: ReadOptions, plugins: Plugins) -> None:
     if name not in known:
         hint = nearest(name, known) or "."
-        needs = "" if options.decode else "; other columns need decode, such as decode=amqp"
+        needs = "" if options.decode else f"; other columns need decode ({_decoders(plugins)})"
         raise Misuse(f"there is no column {name!r}{hint} The columns are {', '.join(known)}{needs}")
 
 
@@ -98,11 +99,16 @@ class Columns:
         """Return the columns of Spark's schema: ours, or one of the user. Raises `Misuse` if it is wrong."""
         known = all_columns(options, plugins)
         for field in schema.fields:
-            _check_known(field.name, known, options)
+            _check_known(field.name, known, options, plugins)
             wanted, found = known[field.name].simpleString(), field.dataType.simpleString()
             if wanted != found:
                 raise Misuse(f"column {field.name!r} is {wanted}, not {found}")
         return cls(to_arrow_schema(schema, timezone="UTC"))
+
+
+def _decoders(plugins: Plugins) -> str:
+    """Return the names of the decoders of this machine, for a message."""
+    return " or ".join(each.declaration.name for each in plugins.of_kind("decoder")) or "none is installed"
 
 
 def decoder_named(name: str, plugins: Plugins) -> Decoder:

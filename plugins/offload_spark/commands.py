@@ -150,7 +150,7 @@ def export(
         str, typer.Argument(metavar="FOLDER", help="The folder for the Parquet files, as Spark names it.")
     ],
     stream: Annotated[str | None, typer.Option(metavar="STREAM", help="Only this stream.")] = None,
-    decode: Annotated[str | None, typer.Option(metavar="NAME", help="Add a decoder's columns: amqp.")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="NAME", help="Add a decoder's columns.")] = None,
     keys: ExecutorKeys = None,
     option: Options = None,
     master: Master = None,

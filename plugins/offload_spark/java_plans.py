@@ -7,8 +7,8 @@ one tells the version, and why the Python source must read instead, if it must.
 Tasks have no credentials of a bucket. The plan has a signed read of each fragment instead (`SignsReads`),
 which is a secret: no other part of a plan is, and nothing shows it.
 
-A plan names the decoder of the read if Java makes some of its columns: that is `amqp` of this package, and no
-decoder of the same name from elsewhere. Which columns a query uses, only Java knows (`OffloadTable`).
+A plan has the format that the decoder of the read declares for Java (`DecoderType.java`). Java alone knows
+which formats it has and which columns a query uses (`OffloadTable`).
 
 Invariant: a plan names only what the Java reader reads completely: fragments that are not encrypted, in a
 folder of this machine's file system or in a bucket whose store signs reads, and numbers below 2^63.
@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.opening import RequestLimits
+from offload.contracts.plugin import DecoderType
 from offload.contracts.signing import SignedReads
 from offload.formats.keys import StreamKeys
 from offload.ground.errors import Misuse
@@ -45,14 +46,11 @@ from offload_spark.source import OffloadDataSource, PrunedReader
 __all__ = ["JavaPlanSource"]
 
 
-PLAN_VERSION: Final = 3
+PLAN_VERSION: Final = 4
 """The version of the plans. A jar refuses any other: `PythonPlans.VERSION`. Raise both with each change."""
 
 TAIL_SIZE_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest tail that a Java task holds. An index of the most chunks that are possible has 21 MiB."""
-
-JAVA_DECODERS: Final = {"amqp": "offload_rabbitmq.decoder:AmqpDecoder"}
-"""The decoders of which Java makes columns, with the target that their plugin declares."""
 
 LONG_MAX: Final = 2**63 - 1
 COUNT: Final = "count"
@@ -120,11 +118,12 @@ class JavaPlanReader(PrunedReader):
 
 
 def decoder_of(name: str, plugins: Plugins) -> str:
-    """Return the name for the plan; "other" if Java does not have this decoder, and "" if there is none."""
+    """Return the format for the plan; "other" if the decoder declares none, and "" without a decoder."""
     if not name:
         return ""
-    target = plugins.by_name("decoder", name).target
-    return name if JAVA_DECODERS.get(name) == target else "other"
+    declared = plugins.by_name("decoder", name)
+    assert isinstance(declared, DecoderType)
+    return declared.java or "other"
 
 
 async def count_all(catalogue: Catalogue, options: ReadOptions) -> int:

@@ -332,7 +332,7 @@ class OtherDecoderReader(JavaPlanReader):
     def partitions(self) -> Any:
         found = super().partitions()
         for each in found:
-            each.value = each.value.replace('"decoder": "amqp"', '"decoder": "other"')
+            each.value = each.value.replace('"decoder": "amqp-1.0"', '"decoder": "other"')
         return found
 
 
@@ -357,17 +357,21 @@ def test_a_decoder_of_another_package_stays_with_python(spark: SparkSession, tmp
     )
 
 
-def test_the_plan_names_only_our_decoder(tmp_path: Path) -> None:
+def test_the_plan_has_the_format_that_the_decoder_declares(tmp_path: Path) -> None:
     class Others:
-        def by_name(self, kind: str, name: str) -> DecoderType:
-            return DecoderType(name=name, target="elsewhere:AmqpDecoder")
+        """Decoders of another package: one that declares the format, and one of a name that ours has."""
 
-    assert decoder_of("amqp", PLUGINS) == "amqp"
-    assert decoder_of("pulsar", PLUGINS) == decoder_of("amqp", Others()) == "other"  # type: ignore[arg-type]  # a stand-in
+        def by_name(self, kind: str, name: str) -> DecoderType:
+            java = "amqp-1.0" if name == "qpid" else ""
+            return DecoderType(name=name, target="elsewhere:AmqpDecoder", java=java)
+
+    others: Any = Others()
+    assert decoder_of("amqp", PLUGINS) == decoder_of("qpid", others) == "amqp-1.0"
+    assert decoder_of("pulsar", PLUGINS) == decoder_of("amqp", others) == "other"
     assert decoder_of("", PLUGINS) == ""
     head, text = plan_of(written(tmp_path, KEYS), ScanBounds(), **AMQP)
-    assert '"decoder": "amqp"' in head
-    assert '"decoder": "amqp"' in text
+    assert '"decoder": "amqp-1.0"' in head
+    assert '"decoder": "amqp-1.0"' in text
 
 
 def test_a_key_without_a_decoder_is_null(spark: SparkSession, tmp_path: Path) -> None:

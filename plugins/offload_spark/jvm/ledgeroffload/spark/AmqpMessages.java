@@ -7,7 +7,7 @@ import java.util.Map;
 
 /**
  * The bodies and keys of a batch whose records are AMQP messages, with the bytes that the Python decoder returns
- * for any record (`offload_rabbitmq.decoder`).
+ * for any record.
  *
  * <p>A record is decoded when Spark asks for its row, and the last row is kept, so memory is in proportion to one
  * record. A body of one data section is found by stepping from section to section, and a body, text or key that is

@@ -38,7 +38,7 @@ import scala.jdk.javaapi.CollectionConverters;
 final class OffloadTable implements SupportsRead {
     /** The columns that Java makes without a decoder. */
     private static final Set<String> PLAIN = Set.of("stream", "ledger", "offset", "timestamp", "value", "part");
-    /** The columns of the decoder `amqp` that Java makes. Without a decoder, a key is null. */
+    /** The columns of AMQP messages that Java makes. Without a decoder, a key is null. */
     private static final Set<String> DECODED = Set.of("body", "key");
 
     private static final Instant YEAR_1 = Instant.parse("0001-01-01T00:00:00Z");
@@ -161,13 +161,13 @@ final class OffloadTable implements SupportsRead {
                 return new Counted(
                         PythonPlans.plan(session, options, all, new Filter[0], "count", OffloadScan.ALL).count());
             }
-            String reason = reasonAgainst(options.getOrDefault("decode", ""));
+            // Which format the decoder has, only the plan says: here, any may be AMQP.
+            String reason = reasonAgainst(options.getOrDefault("decode", "").isEmpty() ? "" : PythonPlans.AMQP);
             if (reason.isEmpty()) {
                 boolean push = session.sessionState().conf().pythonFilterPushDown()
                         && options.getBoolean("pushdown", true);
                 PythonPlans.Planned planned = PythonPlans.plan(
                         session, options, all, push ? filters : new Filter[0], "parts", limit);
-                // The decoder of this name may be that of another package: the plan knows.
                 reason = planned.reason().isEmpty() ? reasonAgainst(planned.decoder()) : planned.reason();
                 if (reason.isEmpty()) {
                     return new OffloadScan(wanted, planned.partitions(), limit);
@@ -183,10 +183,10 @@ final class OffloadTable implements SupportsRead {
             return scan instanceof PythonScan found ? new LeftToPython(found, reason) : scan;
         }
 
-        private String reasonAgainst(String decoder) {
+        private String reasonAgainst(String format) {
             for (String name : wanted.fieldNames()) {
-                boolean isNull = name.equals("key") && decoder.isEmpty();
-                boolean isDecoded = DECODED.contains(name) && decoder.equals(PythonPlans.AMQP);
+                boolean isNull = name.equals("key") && format.isEmpty();
+                boolean isDecoded = DECODED.contains(name) && format.equals(PythonPlans.AMQP);
                 if (!PLAIN.contains(name) && !isNull && !isDecoded) {
                     return "a decoder makes the column " + name + ", and not Java";
                 }

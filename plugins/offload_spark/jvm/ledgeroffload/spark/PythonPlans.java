@@ -28,9 +28,9 @@ import scala.jdk.javaapi.CollectionConverters;
 final class PythonPlans {
     static final String SOURCE = "offload_java_plan";
     /** The version of the plans that this jar understands: PLAN_VERSION of offload_spark.java_plans. */
-    static final int VERSION = 3;
-    /** The name of the decoder whose columns Java makes. Plans name no other decoder than that of the package so. */
-    static final String AMQP = "amqp";
+    static final int VERSION = 4;
+    /** The format of records of which Java makes columns. A decoder of this format declares it: DecoderType.java. */
+    static final String AMQP = "amqp-1.0";
 
     private static final ObjectMapper JSON = new ObjectMapper();
 

@@ -38,7 +38,7 @@ public final class TaskPlan {
 
     /**
      * The chunks that begin in [first, until) and may have a record within the bounds. {@code signed} is null for
-     * files. {@code isAmqp} if the decoder `amqp` makes the columns body and key.
+     * files. {@code isAmqp} if the columns body and key are those of AMQP messages.
      */
     public record Part(String name, int number, String stream, byte[] digest, byte[] incarnation, long first,
             long until, long lowOffset, long highOffset, long firstTime, long lastTime,
