@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.ledger import ReadHandle
@@ -19,7 +19,26 @@ from offload.ground.errors import Corrupt, Misuse, NotOffloaded
 from offload.model.manifest import Manifest
 from offload.model.own_names import named_so
 
-__all__ = ["Snapshot", "Source", "SourceStream"]
+__all__ = ["SharedLog", "Snapshot", "Source", "SourceStream"]
+
+
+LOG_WINDOW_SIZE_BYTES: Final = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLog:
+    """A log in which a broker writes the records of several streams, one behind the other."""
+
+    key: Hashable
+    """Equal for all streams of the log."""
+
+    window_size_bytes: int = LOG_WINDOW_SIZE_BYTES
+    """How much of the log the source keeps at hand: the page cache, or buffers of its own.
+
+    All streams are copied within one window of the log before any of them continues in the next one. A copy
+    may have to reach back into the window before. Each stream gets a fragment of its own in each window, so a
+    small window makes many small fragments.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +153,23 @@ class SourceStream(ABC):
         It decides about cost only: which of several processes claims the stream first.
         """
         return None
+
+    @property
+    def shared_log(self) -> SharedLog | None:
+        """The log that holds the records of this stream and of others. None, the default, if there is none.
+
+        Streams that share a log take their turns in its order, so that one pass over the log feeds all of
+        them. It decides about order and cost only. It never changes.
+        """
+        return None
+
+    async def log_position(self, offset: int) -> int:
+        """Return the byte of `shared_log` at which the record at `offset` begins.
+
+        Positions ascend with offsets. It is called only if there is a shared log, for offsets of the newest
+        snapshot, some 20 times for each turn. So it must not read the log itself. Raises as `snapshot` does.
+        """
+        raise NotImplementedError(f"stream {self.name!r} has a shared log and no log_position")
 
 
 class Source(ABC):

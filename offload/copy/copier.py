@@ -27,7 +27,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.copy.after_restore import open_behind
-from offload.copy.history import agreement, check_continues, first_damage, newest
+from offload.copy.history import agreement, check_continues, check_same_history, first_damage, newest
 from offload.copy.instance import Instance
 from offload.copy.next_part import check_part, close_before, refuse_closed_part, refuse_name_of_part
 from offload.formats.chunk import CHUNK_HEADER
@@ -71,6 +71,8 @@ class StreamCopier:
     """The last chunk that was copied."""
     _is_loaded: bool = False
     """True if `manifest` was loaded before the snapshot that is compared next."""
+    _is_small: bool = False
+    """True if the last chunk was copied and forgotten."""
 
     @property
     def stream(self) -> str:
@@ -99,6 +101,9 @@ class StreamCopier:
         `load` was called for this snapshot. Raises `TryAgain` if a rival has appended since, and the source
         cuts its chunks elsewhere.
         """
+        if self.writer is not None and self._is_small:
+            await check_same_history(self.offloader, self.writer.manifest, snapshot)
+            return
         if self.writer is not None:
             await check_continues(self.writer.manifest, self._last, snapshot)
             return
@@ -117,6 +122,10 @@ class StreamCopier:
         else:
             await self.check(manifest, snapshot)
         await _check_cut(snapshot, manifest)
+
+    def make_small(self) -> None:
+        """Forget the last chunk while this copier waits. The next comparison reads it from the tier."""
+        self._last, self._is_small = None, True
 
     def go_on_behind(self, manifest: Manifest) -> None:
         """Go on behind what a job appended beside the writer of this copier. The caller has compared it."""
@@ -228,6 +237,7 @@ class StreamCopier:
         # A chunk may be large, and a process has many copiers. The header is all that is compared, unless the
         # source compares records.
         self._last = raw if snapshot.holds else raw[: CHUNK_HEADER.size_bytes]
+        self._is_small = False
 
 
 def _refuse_end_of_others(writer: StreamWriter) -> None:

@@ -10,7 +10,6 @@ goes on in a new part. A stream that has parts is synced to the newest one (`cop
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.copy.copier import StreamCopier
 from offload.copy.history import newest
+from offload.copy.log_order import LogPlace, LogTurns, end_in_window, log_place
 from offload.copy.next_part import FINAL, MOVED, begin_part, newest_part
 from offload.ground.env import Env
 from offload.ground.errors import AnchorLost, Corrupt, Diverged, NotOffloaded, OffloadError, StoreDenied
@@ -87,8 +87,9 @@ async def sync(
 ) -> AsyncGenerator[StreamReport, None]:
     """Sync every stream of `source`, or those named in `only`, and yield one report for each, in this order.
 
-    A few streams are synced at the same time, and each begins in its turn. A caller that stops early must
-    close the generator, which cancels the streams that are under way.
+    A few streams are synced at the same time, and each begins in its turn. Streams that share a log are
+    synced a window of the log at a time, in the log's order (`copy.log_order`). A caller that stops early
+    must close the generator, which cancels the streams that are under way.
 
     A stream that fails is reported with its error, and the next stream follows. A stream that is named twice
     is synced once. Raises `NotOffloaded` if a named stream is not in the source, and any error of opening
@@ -102,22 +103,28 @@ async def sync(
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
     names = {each.name for each in await source.streams()} if new_part else set[str]()
     is_tier = await _is_tier(offloader)
-    turns = asyncio.Semaphore(STREAMS_AT_ONCE)
+    turns = LogTurns(STREAMS_AT_ONCE)
 
     async def synced(stream: SourceStream) -> StreamReport:
         nonlocal is_tier
-        async with turns:
-            syncing = _StreamSync(
-                stream=stream.for_tier(offloader),
-                offloader=offloader,
-                is_tier=is_tier,
-                new_part=new_part,
-                taken=names,
-                extra_metadata=extra_metadata or {},
-                env=env or Env(),
-                emit=emit,
-            )
-            report = await syncing.run()
+        place: LogPlace | None = None
+        syncing: _StreamSync | None = None
+        report: StreamReport | None = None
+        while report is None:
+            async with turns.turn(place):
+                syncing = syncing or _StreamSync(
+                    stream=stream.for_tier(offloader),
+                    offloader=offloader,
+                    is_tier=is_tier,
+                    new_part=new_part,
+                    taken=names,
+                    extra_metadata=extra_metadata or {},
+                    env=env or Env(),
+                    emit=emit,
+                )
+                syncing.is_tier = is_tier
+                report = await syncing.run()
+            place = syncing.place
         # The first stream that commits anything makes the place a tier.
         is_tier |= report.manifest is not None
         return report
@@ -158,19 +165,35 @@ class _StreamSync:
     extra_metadata: Mapping[str, str]
     env: Env
     emit: Callable[[Event], None]
+    place: LogPlace | None = None
+    """The place of a shared log at which the next turn begins. None if there is no next turn."""
 
-    async def run(self) -> StreamReport:
-        """Sync the stream. Report errors of the framework."""
-        copier, error, since = self._copier(StreamPart(self.stream.name)), None, None
+    _kept: StreamCopier | None = None
+    """The copier, which keeps its claim between two turns."""
+    _since: Manifest | None = None
+    """What a source that needs it was told last."""
+
+    async def run(self) -> StreamReport | None:
+        """Sync the stream, and report errors of the framework.
+
+        Returns None if more is to be copied in a later turn, which begins at `place` of a shared log.
+        """
+        error = None
+        copier = self._kept or self._copier(StreamPart(self.stream.name))
         following: StreamPart | None = copier.part
         try:
             while following is not None:
-                copier = self._copier(following)
+                if following is not copier.part:
+                    copier = self._copier(following)
                 if self.stream.needs_since:
                     # A part without a root is numbered on from the part before.
-                    since = await copier.load(known_to_be_new=not self.is_tier) or since
-                async with await self.stream.snapshot(since) as snapshot:
+                    self._since = await self._committed(copier) or self._since
+                async with await self.stream.snapshot(self._since) as snapshot:
                     following = await self._copied(copier, snapshot)
+                    if following is None and self.place is not None:
+                        self._kept = copier
+                        copier.make_small()
+                        return None
                     # The source could not show its end. Everything before the damage is committed now.
                     if following is None and snapshot.damage is not None:
                         raise snapshot.damage
@@ -188,6 +211,11 @@ class _StreamSync:
             error=error,
         )
 
+    async def _committed(self, copier: StreamCopier) -> Manifest | None:
+        if copier.writer is not None:
+            return copier.writer.manifest
+        return await copier.load(known_to_be_new=not self.is_tier)
+
     def _copier(self, part: StreamPart) -> StreamCopier:
         return StreamCopier(
             part=part,
@@ -197,11 +225,19 @@ class _StreamSync:
             emit=self.emit,
         )
 
+    async def _until(self, start: int, snapshot: Snapshot) -> int:
+        """Return the offset up to which this turn copies. The first turn only finds the place in the log."""
+        if self.stream.shared_log is not None and self.place is None and start < snapshot.next_offset:
+            return start
+        return await end_in_window(self.stream, snapshot, start, snapshot.next_offset)
+
     async def _copied(self, copier: StreamCopier, snapshot: Snapshot) -> StreamPart | None:
         """Copy to one part. Return the part to which the stream goes on, or None if the copy is done."""
         try:
             await copier.compare(snapshot, known_to_be_new=not self.is_tier)
-            await copier.copy(snapshot, snapshot.next_offset)
+            until = await self._until(copier.start(snapshot), snapshot)
+            await copier.copy(snapshot, until)
+            self.place = await log_place(self.stream, until) if until < snapshot.next_offset else None
         except MOVED as error:
             if not self.is_tier or isinstance(error, StoreDenied) or _is_of_the_tier(error):
                 raise

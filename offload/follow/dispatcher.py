@@ -2,7 +2,8 @@
 
 Each stream has a follower, in a task of its own. A follower that has something to copy waits for a turn.
 Turns are taken in the order in which they were asked for, and one turn is bounded (`follow.due`). So a
-stream with a huge backlog, or a slow one, holds back others for one turn at most.
+stream with a huge backlog, or a slow one, holds back others for one turn at most. Streams that share a log
+take their turns in the order of the log (`copy.log_order`).
 
 Invariants:
 
@@ -28,6 +29,7 @@ from offload.contracts.events import Event, RecordsLost
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source, SourceStream
 from offload.copy.instance import Instance
+from offload.copy.log_order import LogTurns
 from offload.follow.follower import Follower
 from offload.follow.gaps import SeenTail, lost_of
 from offload.follow.pauses import LookAtPlace, PausedBefore, look_nowhere
@@ -142,7 +144,7 @@ class Dispatcher:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow the streams until `stopping` is set, and then end as the head of this module says."""
-        turns = asyncio.Semaphore(self.turns_max)
+        turns = LogTurns(self.turns_max)
         async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as tasks:
             while not stopping.is_set():
                 await self._discover(tasks, turns)
@@ -153,7 +155,7 @@ class Dispatcher:
                 each.end()
             deadline.reschedule(asyncio.get_running_loop().time() + self.stop_seconds)
 
-    async def _discover(self, tasks: asyncio.TaskGroup, turns: asyncio.Semaphore) -> None:
+    async def _discover(self, tasks: asyncio.TaskGroup, turns: LogTurns) -> None:
         try:
             found = {stream.name: stream for stream in await self.source.streams()}
         except NotOffloaded as error:
@@ -211,7 +213,7 @@ class Dispatcher:
             follower.recall(before)
         return _Followed(follower, ending)
 
-    async def _follow(self, followed: _Followed, turns: asyncio.Semaphore) -> None:
+    async def _follow(self, followed: _Followed, turns: LogTurns) -> None:
         follower, share = followed.follower, self.env.random()
         # The first looks come soon after the start, and those of many streams are spread over time, and with
         # the second ones all later ones.

@@ -43,6 +43,7 @@ from offload.contracts.source import Snapshot, SourceStream
 from offload.copy.copier import StreamCopier
 from offload.copy.hold_back import Arrivals, vouched_end
 from offload.copy.instance import Instance
+from offload.copy.log_order import LogPlace, LogTurns, end_in_window, log_place
 from offload.copy.next_part import begin_part, newest_part
 from offload.follow.due import due
 from offload.follow.gaps import Losses
@@ -228,10 +229,10 @@ class Follower:
         until_ms = self._root_ms if is_standby else self.env.now_ms()
         return max(0.0, (until_ms - written_ms) / 1000)
 
-    async def step(self, turn: AbstractAsyncContextManager[object] | None = None) -> float:
+    async def step(self, turns: LogTurns | None = None) -> float:
         """Look at the source once, copy what is due, and return the seconds until the next look.
 
-        A copy waits for its `turn`. Raises no error: the stream pauses, stands by or backs off, as
+        A copy waits for one of the `turns`. Raises no error: the stream pauses, stands by or backs off, as
         the error's class says.
         """
         if self._held_ms is not None:
@@ -241,7 +242,7 @@ class Follower:
             return SIGNS_SECONDS
         self._is_wanted = False
         try:
-            has_more = await self._look(turn or nullcontext())
+            has_more = await self._look(turns)
         except StreamDeleted as error:
             return await self._pause(error)
         except (Fenced, Conflict):
@@ -324,7 +325,7 @@ class Follower:
         self._stand_by()
         self._own_writer = None
 
-    async def _look(self, turn: AbstractAsyncContextManager[object]) -> bool:
+    async def _look(self, turns: LogTurns | None) -> bool:
         """Return True if something is left to copy at once."""
         now = self.env.monotonic()
         before, self._looked_seconds = self._looked_seconds, now
@@ -333,14 +334,14 @@ class Follower:
             self._wait_for(Wait.NOTHING)
             return False
         with self._peeking():
-            return await self._look_at(mark, now, now if before is None else before, turn)
+            return await self._look_at(mark, now, now if before is None else before, turns)
 
     async def _look_at(
         self,
         mark: Hashable | None,
         now: float,
         since_seconds: float,
-        turn: AbstractAsyncContextManager[object],
+        turns: LogTurns | None,
     ) -> bool:
         if self.source.needs_since and self._copier.manifest is None:
             self._copier.manifest = await self._newest()
@@ -354,6 +355,9 @@ class Follower:
                 if snapshot.damage is not None:
                     raise snapshot.damage
                 return False
+            turn: AbstractAsyncContextManager[None] = nullcontext()
+            if turns is not None:
+                turn = turns.turn(await self._place(snapshot))
         # The snapshot is closed by now: many streams may wait, and each one holds tables and open files.
         self._wait_for(Wait.TURN)
         async with turn:
@@ -454,6 +458,13 @@ class Follower:
             return True  # no chunk begins at the tier's end: the copy compares the histories first
         return until > self._copier.start(snapshot)
 
+    async def _place(self, snapshot: Snapshot) -> LogPlace | None:
+        """Return the place of the first record to copy in the log of its broker, if streams share one."""
+        start = self._copier.start(snapshot)
+        if not snapshot.first_offset <= start < snapshot.next_offset:
+            return None  # there is a gap, or another history: the copy finds that out, and reports it
+        return await log_place(self.source, start)
+
     async def _copy(self, snapshot: Snapshot) -> bool:
         """Copy what is due. Return True if more of it is left than fits into one turn."""
         # Another process may have begun while this one waited for its turn.
@@ -462,7 +473,9 @@ class Follower:
         try:
             await self._copier.compare(snapshot, known_to_be_new=self._copier.manifest is None)
             self._losses.go_on()
-            until, is_all = await self._due(snapshot)
+            due_until, is_all = await self._due(snapshot)
+            until = await end_in_window(self.source, snapshot, self._copier.start(snapshot), due_until)
+            is_all = is_all and until == due_until
             self._dispatched_offset = until
             with span("follow", stream=self.stream, until=until):
                 await self._copier.copy(snapshot, until, ahead=True)

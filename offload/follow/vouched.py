@@ -33,7 +33,7 @@ from typing import Final, Self
 
 from offload.contracts.broker import BrokerView, CommittedChunk
 from offload.contracts.catalogue import Catalogue
-from offload.contracts.source import Snapshot, Source, SourceStream
+from offload.contracts.source import SharedLog, Snapshot, Source, SourceStream
 from offload.formats.chunk import ChunkHeader
 from offload.ground.env import Env
 from offload.ground.errors import Diverged, OffloadError, TryAgain
@@ -141,6 +141,13 @@ class _VouchedStream(SourceStream):
     def for_tier(self, tier: Catalogue) -> Self:
         self.source = self.source.for_tier(tier)
         return self
+
+    @property
+    def shared_log(self) -> SharedLog | None:
+        return self.source.shared_log
+
+    async def log_position(self, offset: int) -> int:
+        return await self.source.log_position(offset)
 
     async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         return await self.source.snapshot(since)
