@@ -1,8 +1,8 @@
-"""Write docs/conformance-bugs.md from the deliberately broken backends of tests/contract.
+"""Write docs/conformance-bugs.md from the planted bugs: `offload_conformance.bugs`, and tests/contract.
 
     python docs/make_conformance_bugs.py
 
-The source is the classes and their docstrings, as tests/contract/bugs.py describes.
+The source is the classes and their docstrings, as `offload_conformance.bugs.registry` describes.
 tests/contract/test_conformance_catches.py tests that each bug is caught by its clause.
 """
 
@@ -17,17 +17,22 @@ PAGE: Final = HERE / "conformance-bugs.md"
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 if TYPE_CHECKING:
-    from contract.bugs import Bug
+    from offload_conformance.bugs import Bug
 
 HEAD: Final = """\
-<!-- Made by docs/make_conformance_bugs.py from tests/contract; edit those. -->
+<!-- Made by docs/make_conformance_bugs.py from offload_conformance.bugs; edit those. -->
 
 # Bugs that the suite catches
 
 A suite that passes everything proves nothing. So the suite is tested with {count} backends that are broken on
 purpose. Each has one bug that real backends have or had, and each is caught by the clause in its row.
-The tests check this in every run (`tests/contract/test_conformance_catches.py`). They also check that a sound
-backend passes each clause on the same path, and that every clause catches at least one bug.
+The tests check this (`tests/contract/test_conformance_catches.py`). They also check that a sound backend
+passes each clause on the same path, and that every clause catches at least one bug.
+
+The bugs come with the suite. `python -m offload_conformance.bugs` runs all of them, each by its clause, and
+checks that its sound class passes. It also takes names, clauses and layers:
+
+    python -m offload_conformance.bugs store/listing_is_strong PagesByNumber
 
 A clause is a test of that name in `offload_conformance` ([Write a backend](write-a-backend.md)). If a clause
 fails on your backend, look for it here: your backend may have one of its bugs.
@@ -40,33 +45,37 @@ all by people who had not read the clauses ([What the suite misses](conformance.
 
 def page() -> str:
     """Return the whole of docs/conformance-bugs.md."""
-    from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
-    from contract.all_store_bugs import ALL_STORE_BUGS
-    from contract.protocol_bugs import PROTOCOL_BUGS
+    import contract.backend_bugs  # noqa: F401 - registers its bugs
     from newcomers.everything import BUGS
+    from offload_conformance.bugs import load
 
+    bugs = [*load().values()]
     kinds = [bug.kind for bug in BUGS.values()]
     head = HEAD.format(
-        count=len(ALL_STORE_BUGS) + len(ALL_OFFLOADER_BUGS) + len(PROTOCOL_BUGS),
+        count=len(bugs),
         others=len(kinds),
         stores=kinds.count("store"),
         offloaders=kinds.count("offloader"),
     )
-    stores = f"## Stores: {len(ALL_STORE_BUGS)} bugs\n\n{_table(ALL_STORE_BUGS, 'store')}"
-    offloaders = f"## Offloaders: {len(ALL_OFFLOADER_BUGS)} bugs\n\n{_table(ALL_OFFLOADER_BUGS, 'offloader')}"
-    protocol = (
-        f"## The protocol: {len(PROTOCOL_BUGS)} bugs of stores and of tiers on them\n\n"
-        f"{_table(PROTOCOL_BUGS, 'store or tier')}"
+    stores, offloaders, tiers = (
+        [bug for bug in bugs if bug.layer == layer] for layer in ("store", "contract", "protocol")
     )
-    return f"{head}\n{stores}\n{offloaders}\n{protocol}"
+    return "\n".join(
+        (
+            head,
+            f"## Stores: {len(stores)} bugs\n\n{_table(stores, 'store')}",
+            f"## Offloaders: {len(offloaders)} bugs\n\n{_table(offloaders, 'offloader')}",
+            f"## The protocol: {len(tiers)} bugs of stores and of tiers on them\n",
+            _table(tiers, "store or tier"),
+        )
+    )
 
 
 def _table(bugs: list[Bug], kind: str) -> str:
     lines = [f"| the {kind} | is caught by | origin or cause of the bug |", "|---|---|---|"]
     for bug in bugs:
         does = bug.does[0].lower() + bug.does[1:].rstrip(".")
-        clause = bug.clause.removeprefix("test_")
-        lines.append(f"| {does} | `{clause}` | {bug.comes_from} |")
+        lines.append(f"| {does} | `{bug.test.removeprefix('test_')}` | {bug.comes_from} |")
     return "\n".join(lines) + "\n"
 
 

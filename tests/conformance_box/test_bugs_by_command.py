@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from campaign import CAMPAIGN, keeping
 from conformance_box.installed import Site, box
-from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
-from contract.all_store_bugs import ALL_STORE_BUGS
-from contract.bugs import Bug
-from contract.protocol_bugs import PROTOCOL_BUGS
+from offload_conformance.bugs import Bug, load
 from offload_conformance.offloader.coded import CodedClauses
 
 from offload.contracts.store import ObjectStore
+
+BUGS = load()
 
 SEEN_FROM_OUTSIDE = (
     "MakesItsPlace",
@@ -35,15 +34,14 @@ NOT_ASKED = re.compile("not selected|declares no codings")
 """Reasons of clauses that the command did not run."""
 
 BACKEND = """
-    from contract.all_store_bugs import ALL_STORE_BUGS
-    from contract.protocol_bugs import PROTOCOL_BUGS
+    from offload_conformance.bugs import load
 
     OBJECTS = {}
-    MAKE = {bug.name: bug.make for bug in ALL_STORE_BUGS + PROTOCOL_BUGS}
 
     def open_url(url):
         server, _, name = url.partition("://")[2].rpartition("/")
-        return MAKE[name](objects=OBJECTS) if server in ("", "server:80") else MAKE[name].unreachable()
+        backend = load()[name].backend
+        return backend(objects=OBJECTS) if server in ("", "server:80") else backend.unreachable()
 """
 
 
@@ -52,8 +50,12 @@ def asked(bug: Bug) -> bool:
 
     Only a test class can declare the codings of an offloader. So the command skips the clauses on codings.
     """
-    of_codings = bug.clause in vars(CodedClauses)
-    return bug.name not in NOT_A_CLAUSE and not hasattr(bug.make, "declared") and not of_codings
+    of_codings = bug.test in vars(CodedClauses)
+    return bug.name not in NOT_A_CLAUSE and not hasattr(bug.backend, "declared") and not of_codings
+
+
+def asked_of(*layers: str) -> list[Bug]:
+    return [bug for bug in BUGS.values() if bug.layer in layers and asked(bug)]
 
 
 def cases(bugs: Iterable[Bug], kept: Sequence[str]) -> list[Any]:
@@ -63,42 +65,44 @@ def cases(bugs: Iterable[Bug], kept: Sequence[str]) -> list[Any]:
 
 
 OFFLOADER = """
-    from contract.all_offloader_bugs import ALL_OFFLOADER_BUGS
-    from contract.protocol_bugs import PROTOCOL_BUGS
+    from offload_conformance.bugs import load
     from offload.ground.env import Env
     from offload.store.memory import MemoryStore
     from offload.store.prefix import PrefixStore
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
 
     OBJECTS = {}
-    MAKE = {bug.name: bug.make for bug in ALL_OFFLOADER_BUGS} | {"Sound": ObjectStoreOffloader}
-    TIERS = {bug.name: bug.make for bug in PROTOCOL_BUGS}
     DECLARES = {"kind": "offloader"}
 
     def open_url(url):
         name, _, folder = url.partition("://")[2].partition("/")
         store = MemoryStore(objects=OBJECTS)
         store = PrefixStore(store, folder) if folder else store
-        return MAKE[name](store) if name in MAKE else TIERS[name](store, env=Env(), options=TierOptions())
+        if name == "Sound":
+            return ObjectStoreOffloader(store)
+        bug = load()[name]
+        if bug.layer == "protocol":
+            return bug.backend(store, env=Env(), options=TierOptions())
+        return bug.backend(store)
 """
 
 SEEN_BENEATH = ("SharesObjects", "ChecksNothingItReads", "AdoptsNothing", "AsksAgainAtOnce")
 """Bugs of offloaders that show only in the store beneath, or under its faults."""
 
 
-@pytest.mark.parametrize("bug", cases([*filter(asked, ALL_STORE_BUGS)], SEEN_FROM_OUTSIDE))
+@pytest.mark.parametrize("bug", cases(asked_of("store"), SEEN_FROM_OUTSIDE))
 def test_a_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site) -> None:
     site.install("bugs", BACKEND)
 
-    assert caught(bug, "store")
+    assert caught(bug)
 
 
-@pytest.mark.parametrize("bug", cases([*filter(asked, [*ALL_OFFLOADER_BUGS, *PROTOCOL_BUGS])], SEEN_BENEATH))
+@pytest.mark.parametrize("bug", cases(asked_of("contract", "protocol"), SEEN_BENEATH))
 def test_an_offloaders_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site) -> None:
-    is_store = issubclass(bug.make, ObjectStore) if isinstance(bug.make, type) else False
+    is_store = issubclass(bug.backend, ObjectStore)
     site.install("bugs", BACKEND if is_store else OFFLOADER)
 
-    assert caught(bug, "*")
+    assert caught(bug)
 
 
 def test_a_sound_offloader_fails_no_clause_through_the_command(site: Site) -> None:
@@ -113,10 +117,9 @@ def test_a_sound_offloader_fails_no_clause_through_the_command(site: Site) -> No
     assert (ran.code, ran.document["left"], site.objects("bugs")) == (0, {}, {})
 
 
-def caught(bug: Bug, layer: str) -> bool:
+def caught(bug: Bug) -> bool:
     """Return True if the command fails by the clause that the bug breaks."""
-    name = bug.clause.removeprefix("test_")
-    server = "server:80/" if hasattr(bug.make, "unreachable") else ""
-    ran = box(f"bugs://{server}{bug.name}", "--select", f"{layer}/{name}", "--seed", "0", "--json")
+    server = "server:80/" if hasattr(bug.backend, "unreachable") else ""
+    ran = box(f"bugs://{server}{bug.name}", "--select", bug.clause, "--seed", "0", "--json")
     failed = [each["id"] for each in ran.document["clauses"] if each["outcome"] == "failed"]
-    return ran.code == 1 and [each.partition("/")[2] for each in failed] == [name]
+    return ran.code == 1 and failed == [bug.clause]

@@ -1,8 +1,4 @@
-"""Stores, and tiers on sound stores, that each break one clause of the protocol's layer, as real ones do.
-
-A tier here takes a shortcut in the way it uses a store, like an author who writes an offloader or puts a
-layer between the tier and the store.
-"""
+"""Bugs that show under the faults of the protocol layer: stores, and tiers on sound stores."""
 
 from __future__ import annotations
 
@@ -11,13 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID
-
-from contract.bugs import Bug, breaks
-from contract.offloader_bugs import ChecksNothingItReads
 
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.capabilities import Capabilities
@@ -37,15 +29,14 @@ from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
-
-PROTOCOL_BUGS: Final[list[Bug]] = []
-
-bug = partial(breaks, room=PROTOCOL_BUGS)
+from offload_conformance.bugs.offloader.damage import ChecksNothingItReads
+from offload_conformance.bugs.registry import bug
 
 
-class Tier(ObjectStoreOffloader):
+class SuiteTier(ObjectStoreOffloader):
     """A tier as the suite makes it; with `under`, a layer is between retries and the store."""
 
+    KIND = "offloader"
     under: type[StoreDecorator] = StoreDecorator
 
     def __init__(self, store: ObjectStore, *, env: Env, options: TierOptions) -> None:
@@ -58,11 +49,8 @@ class Tier(ObjectStoreOffloader):
         """Receive an event."""
 
 
-# Crashes
-
-
-@bug("crashes_lose_nothing")
-class LocksTheStream(Tier):
+@bug("protocol/crashes_lose_nothing")
+class LocksTheStream(SuiteTier):
     """Locks a stream when it is claimed, until it is closed.
 
     A lock without a lease: a dead process holds it for ever.
@@ -85,7 +73,7 @@ class LocksTheStream(Tier):
         return await super().commit_manifest(stream, change, base=base, committer=committer)
 
 
-@bug("cancelled_requests_lose_nothing")
+@bug("protocol/cancelled_requests_lose_nothing")
 class TearsWhatIsCancelled(MemoryStore):
     """Leaves half an object behind if a create is cancelled.
 
@@ -100,8 +88,8 @@ class TearsWhatIsCancelled(MemoryStore):
         self.objects[key] = data
 
 
-@bug("whole_leftovers_are_adopted")
-class AdoptsNothing(Tier):
+@bug("protocol/whole_leftovers_are_adopted")
+class AdoptsNothing(SuiteTier):
     """Copies complete fragments of a crash again.
 
     A restart begins its ledger again; this is simple, but each crash costs a full upload.
@@ -111,8 +99,8 @@ class AdoptsNothing(Tier):
         return []
 
 
-@bug("damaged_leftovers_are_not_adopted")
-class AdoptsUnread(Tier):
+@bug("protocol/damaged_leftovers_are_not_adopted")
+class AdoptsUnread(SuiteTier):
     """Adopts a fragment of a crash by its trailer alone.
 
     If the end exists, the rest is assumed to; this is true only of a file that was written in order.
@@ -129,9 +117,6 @@ class AdoptsUnread(Tier):
             return await super().leftovers(manifest)
 
 
-# Replies
-
-
 class _AsksAgain(StoreDecorator):
     async def create(self, key: str, data: bytes) -> None:
         try:
@@ -143,8 +128,8 @@ class _AsksAgain(StoreDecorator):
                 raise Conflict(f"{key!r} is another's") from exc
 
 
-@bug("lost_replies_commit_once")
-class TakesItsEchoForARival(Tier):
+@bug("protocol/lost_replies_commit_once")
+class TakesItsEchoForARival(SuiteTier):
     """Takes its own commit, whose reply was lost, for a rival's.
 
     A repeated create finds the object of the first one.
@@ -159,8 +144,8 @@ class _Forgiving(StoreDecorator):
             await super().put(key, body)
 
 
-@bug("refused_requests_may_be_repeated")
-class TakesARefusalForAnAnswer(Tier):
+@bug("protocol/refused_requests_may_be_repeated")
+class TakesARefusalForAnAnswer(SuiteTier):
     """Continues after a refused put.
 
     A library raises no error, and its status is not checked.
@@ -177,8 +162,8 @@ class _Strict(StoreDecorator):
             raise Conflict(f"{key!r} is another's") from exc
 
 
-@bug("changes_sent_twice_are_in_once")
-class TakesExistsForLoss(Tier):
+@bug("protocol/changes_sent_twice_are_in_once")
+class TakesExistsForLoss(SuiteTier):
     """Takes an existing object for another writer's, and gives up.
 
     The second request gets 412, even if both requests came from the same writer.
@@ -187,7 +172,7 @@ class TakesExistsForLoss(Tier):
     under = _Strict
 
 
-@bug("late_requests_change_nothing")
+@bug("protocol/late_requests_change_nothing")
 class CreatesOverwhatIsThere(MemoryStore):
     """Replaces an existing object on create.
 
@@ -210,8 +195,8 @@ class _ByOffset(StoreDecorator):
         return await super().get(self.shared(key), span)
 
 
-@bug("late_requests_change_nothing")
-class NamesFragmentsByOffset(Tier):
+@bug("protocol/late_requests_change_nothing")
+class NamesFragmentsByOffset(SuiteTier):
     """Gives the fragments of two attempts at one offset the same name.
 
     The name describes the content, so a late put of a dead writer overwrites the data of its successor.
@@ -220,8 +205,8 @@ class NamesFragmentsByOffset(Tier):
     under = _ByOffset
 
 
-@bug("slow_replies_reorder_nothing")
-class AppendsAsTheyCome(Tier):
+@bug("protocol/slow_replies_reorder_nothing")
+class AppendsAsTheyCome(SuiteTier):
     """Names fragments in the order in which their uploads end.
 
     `asyncio.as_completed` loses the order of the source.
@@ -243,8 +228,8 @@ class AppendsAsTheyCome(Tier):
         return Receipt(attempt=attempt, entries=entries)
 
 
-@bug("throttling_is_waited_out")
-class AsksAgainAtOnce(Tier):
+@bug("protocol/throttling_is_waited_out")
+class AsksAgainAtOnce(SuiteTier):
     """Repeats a request at once if the store asked for a pause.
 
     Retries ignore `Retry-After`, so the store throttles them for ever.
@@ -257,11 +242,8 @@ class AsksAgainAtOnce(Tier):
         return RetryingStore(store, clock=env.monotonic, sleep=hasty, random=env.random)
 
 
-# Rivals
-
-
-@bug("paused_writers_are_fenced")
-class CleansUpWhenFenced(Tier):
+@bug("protocol/paused_writers_are_fenced")
+class CleansUpWhenFenced(SuiteTier):
     """Deletes its uploads when it is fenced.
 
     It seems tidy, but its last commit may be in, and then its successor's stream names those objects.
@@ -280,7 +262,7 @@ class CleansUpWhenFenced(Tier):
             raise
 
 
-@bug("rivals_make_one_history")
+@bug("protocol/rivals_make_one_history")
 class ChecksThenCreates(MemoryStore):
     """Checks if an object exists, and then writes it.
 
@@ -294,11 +276,8 @@ class ChecksThenCreates(MemoryStore):
         await self.put(key, Body.of(data))
 
 
-# Sweeps
-
-
-@bug("sweeps_take_only_garbage")
-class AnnouncesLate(Tier):
+@bug("protocol/sweeps_take_only_garbage")
+class AnnouncesLate(SuiteTier):
     """Announces an attempt at its commit, and not before its upload.
 
     This saves a commit, but a sweep then deletes objects that are about to be named.
@@ -326,8 +305,8 @@ class _OneAtATime(StoreDecorator):
         await super().delete(["deleting"])
 
 
-@bug("dead_sweeps_are_ended_by_the_next")
-class LocksItsDeletes(Tier):
+@bug("protocol/dead_sweeps_are_ended_by_the_next")
+class LocksItsDeletes(SuiteTier):
     """Deletes under a lock.
 
     A process that dies during a deletion leaves the lock, and nothing is deleted any more.
@@ -336,11 +315,8 @@ class LocksItsDeletes(Tier):
     under = _OneAtATime
 
 
-# Reads
-
-
-@bug("damaged_replies_are_errors")
-class ChecksNothing(Tier, ChecksNothingItReads):
+@bug("protocol/damaged_replies_are_errors")
+class ChecksNothing(SuiteTier, ChecksNothingItReads):
     """Returns received bytes without checking their checksums.
 
     It relies on the checksums of TLS and of the store, but a proxy that shortens a reply has none.
@@ -353,8 +329,8 @@ class _Strong(StoreDecorator):
         return replace(super().capabilities, strong_listing=True)
 
 
-@bug("late_listings_change_nothing")
-class TrustsEveryListing(Tier):
+@bug("protocol/late_listings_change_nothing")
+class TrustsEveryListing(SuiteTier):
     """Commits to a store whose listings may be late.
 
     The capabilities are hard-coded for the most common store.
@@ -363,11 +339,8 @@ class TrustsEveryListing(Tier):
     under = _Strong
 
 
-# Walks
-
-
-@bug("walks_go_as_the_model_says")
-class KeepsOneBitOfTheEpoch(Tier):
+@bug("protocol/walks_go_as_the_model_says")
+class KeepsOneBitOfTheEpoch(SuiteTier):
     """Accepts a writer as the current one if both epochs are even, or both odd.
 
     Each claim flips a flag, which fences the previous writer, but not the one before it.
@@ -383,8 +356,8 @@ class KeepsOneBitOfTheEpoch(Tier):
         return await super().commit_manifest(stream, change, base=base, committer=committer)
 
 
-@bug("walks_go_as_the_model_says")
-class DeletesWithoutACommit(Tier):
+@bug("protocol/walks_go_as_the_model_says")
+class DeletesWithoutACommit(SuiteTier):
     """Deletes the objects of an attempt, and leaves it running in the manifest.
 
     The manifest is left to the writer, and the writer then names deleted objects.
@@ -398,8 +371,8 @@ class DeletesWithoutACommit(Tier):
         return await self.data.delete([key for key in rows if str(attempt.uid) in key])
 
 
-@bug("walks_go_as_the_model_says")
-class KeepsWhatItLoaded(Tier):
+@bug("protocol/walks_go_as_the_model_says")
+class KeepsWhatItLoaded(SuiteTier):
     """Keeps the manifest that it loaded until it commits something itself.
 
     Only its own writes clear the cache, so with two processes one reads outdated data.

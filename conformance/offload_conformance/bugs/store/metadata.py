@@ -1,26 +1,23 @@
-"""Stores that lose, change or invent the metadata of objects."""
+"""Bugs of metadata: lost, changed, invented, or kept beyond its object."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Final
-
-from contract.bugs import Bug, breaks
+from typing import Any
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, metadata_size
 from offload.contracts.store import Body, Upload, check_key
 from offload.ground.errors import Misuse, NotFound
 from offload.store.memory import MemoryStore
+from offload.store.wrap import UploadDecorator
+from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.store.shared import MIB
 
-METADATA_BUGS: Final[list[Bug]] = []
 
-bug = partial(breaks, room=METADATA_BUGS)
-
-
-@bug("undeclared_metadata_is_refused")
+@bug("store/undeclared_metadata_is_refused")
 class DropsMetadata(MemoryStore):
     """Stores an object without its metadata, and declares that it keeps none.
 
@@ -35,7 +32,7 @@ class DropsMetadata(MemoryStore):
         await super().put(key, replace(body, metadata=NO_METADATA))
 
 
-@bug("undeclared_metadata_is_refused")
+@bug("store/undeclared_metadata_is_refused")
 class KeepsMetadataUndeclared(MemoryStore):
     """Declares that it keeps no metadata, and keeps it.
 
@@ -56,7 +53,7 @@ class KeepsMetadataUndeclared(MemoryStore):
         return {**await super().metadata_of(key), **self.metadata}
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("store/metadata_is_kept_as_declared")
 class ForgetsMetadataOfUploads(MemoryStore):
     """Keeps the metadata of puts, and not that of uploads in parts.
 
@@ -67,7 +64,7 @@ class ForgetsMetadataOfUploads(MemoryStore):
         return await super().start_upload(key)
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("store/metadata_is_kept_as_declared")
 class ReturnsNamesAsWritten(MemoryStore):
     """Returns names in the case in which they were written.
 
@@ -84,7 +81,7 @@ class ReturnsNamesAsWritten(MemoryStore):
         return {self.names.get(name, name): value for name, value in (await super().metadata_of(key)).items()}
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("store/metadata_is_kept_as_declared")
 class QuotesValues(MemoryStore):
     """Returns the values quoted as in a URL.
 
@@ -96,7 +93,7 @@ class QuotesValues(MemoryStore):
         return {name: value.replace("%", "%25").replace(" ", "%20") for name, value in found.items()}
 
 
-@bug("metadata_is_kept_as_declared")
+@bug("store/metadata_is_kept_as_declared")
 class DescribesCreatedObjects(MemoryStore):
     """Gives a created object the metadata of the object that was put before.
 
@@ -114,7 +111,7 @@ class DescribesCreatedObjects(MemoryStore):
         await super().put(key, Body.of(data, metadata=self.last))
 
 
-@bug("metadata_may_be_as_large_as_declared")
+@bug("store/metadata_may_be_as_large_as_declared")
 class CutsLongValues(MemoryStore):
     """Keeps the first 1,024 characters of each value.
 
@@ -125,7 +122,7 @@ class CutsLongValues(MemoryStore):
         return {name: value[:1024] for name, value in (await super().metadata_of(key)).items()}
 
 
-@bug("metadata_may_be_as_large_as_declared")
+@bug("store/metadata_may_be_as_large_as_declared")
 class DeclaresMoreMetadataThanItTakes(MemoryStore):
     """Declares 8 KiB of metadata, and refuses more than 2 KiB.
 
@@ -138,7 +135,7 @@ class DeclaresMoreMetadataThanItTakes(MemoryStore):
         await super().put(key, body)
 
 
-@bug("metadata_may_be_as_large_as_declared")
+@bug("store/metadata_may_be_as_large_as_declared")
 class TakesMoreMetadataThanDeclared(MemoryStore):
     """Takes twice the metadata that it declares.
 
@@ -160,7 +157,7 @@ class TakesMoreMetadataThanDeclared(MemoryStore):
             self.is_asked = False
 
 
-@bug("metadata_is_replaced_with_its_object")
+@bug("store/metadata_is_replaced_with_its_object")
 class MergesMetadata(MemoryStore):
     """Adds the metadata of a new object to that of the object which it replaces.
 
@@ -172,7 +169,7 @@ class MergesMetadata(MemoryStore):
         await super().put(key, replace(body, metadata={**before, **body.metadata}))
 
 
-@bug("metadata_is_replaced_with_its_object")
+@bug("store/metadata_is_replaced_with_its_object")
 class RemembersMetadata(MemoryStore):
     """Returns the metadata that this client read before.
 
@@ -205,7 +202,7 @@ class _TakesAnyMetadata(MemoryStore):
             await super().put(key, replace(body, metadata=self.kept(body.metadata)))
 
 
-@bug("metadata_that_some_store_cannot_keep_is_refused")
+@bug("store/metadata_that_some_store_cannot_keep_is_refused")
 class ReplacesOtherScripts(_TakesAnyMetadata):
     """Stores values in other scripts with a question mark for each character.
 
@@ -216,7 +213,7 @@ class ReplacesOtherScripts(_TakesAnyMetadata):
         return {name: value.encode("ascii", "replace").decode().strip() for name, value in metadata.items()}
 
 
-@bug("metadata_that_some_store_cannot_keep_is_refused")
+@bug("store/metadata_that_some_store_cannot_keep_is_refused")
 class TurnsDashesIntoUnderscores(_TakesAnyMetadata):
     """Stores a name with a dash under another name.
 
@@ -227,7 +224,7 @@ class TurnsDashesIntoUnderscores(_TakesAnyMetadata):
         return {"".join(filter(str.isalnum, name)): value for name, value in metadata.items()}
 
 
-@bug("metadata_that_some_store_cannot_keep_is_refused")
+@bug("store/metadata_that_some_store_cannot_keep_is_refused")
 class ChecksMetadataAfterTheBody(MemoryStore):
     """Reads the whole body before it refuses the metadata.
 
@@ -240,7 +237,7 @@ class ChecksMetadataAfterTheBody(MemoryStore):
         await super().put(key, body)
 
 
-@bug("what_is_absent_has_no_metadata")
+@bug("store/what_is_absent_has_no_metadata")
 class DescribesTheAbsent(MemoryStore):
     """Returns empty metadata for an absent object.
 
@@ -254,7 +251,7 @@ class DescribesTheAbsent(MemoryStore):
             return {}
 
 
-@bug("what_is_absent_has_no_metadata")
+@bug("store/what_is_absent_has_no_metadata")
 class DescribesTheDeleted(MemoryStore):
     """Returns the metadata of a deleted object.
 
@@ -277,14 +274,92 @@ class DescribesTheDeleted(MemoryStore):
             return self.left[key]
 
 
-@bug("keys_are_checked")
-class AsksForAnyKey(MemoryStore):
-    """Asks for the metadata of a key without checking it.
+@bug("store/metadata_is_kept_as_declared")
+class DescribesNoLargeObjects(MemoryStore):
+    """Drops the metadata of a put of more than 8 MiB.
 
-    A key with `..` then reads beside the store's folder.
+    A large body is sent in parts, and the request that begins them has no headers.
     """
 
-    async def metadata_of(self, key: str) -> dict[str, str]:
-        if key not in self.objects:
-            raise NotFound(key, store=self.url)
-        return await super().metadata_of(key)
+    async def put(self, key: str, body: Body) -> None:
+        large = body.size_bytes > 8 * MIB
+        await super().put(key, replace(body, metadata=NO_METADATA) if large else body)
+
+
+@bug("store/metadata_is_kept_as_declared")
+class HasNoneForNothing(MemoryStore):
+    """Returns None for an object without metadata.
+
+    `found or None`: the caller then believes that the store keeps none of any object.
+    """
+
+    async def metadata_of(self, key: str) -> Any:
+        return await super().metadata_of(key) or None
+
+
+@bug("store/metadata_is_replaced_with_its_object")
+class KeepsHeadersByKey(MemoryStore):
+    """Gives the metadata of an upload to every other upload of its key.
+
+    The headers of uploads are kept by key until they are complete.
+    """
+
+    headers: dict[tuple[int, str], Mapping[str, str]] = {}
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        upload = await super().start_upload(key, metadata=metadata)
+        self.headers[id(self.objects), key] = metadata
+        return self._Late(upload, self, key)
+
+    class _Late(UploadDecorator):
+        def __init__(self, inner: Upload, store: Any, key: str) -> None:
+            super().__init__(inner)
+            self.store, self.key = store, key
+
+        async def complete(self) -> None:
+            await super().complete()
+            headers = self.store.headers[id(self.store.objects), self.key]
+            await self.store.put(self.key, Body.of(bytes(self.store.objects[self.key]), metadata=headers))
+
+
+@bug("store/what_is_absent_has_no_metadata")
+class RemembersNoMetadata(MemoryStore):
+    """Returns no metadata of an object that was absent when it looked before.
+
+    A cache of absence, which only the client's own writes clear.
+    """
+
+    async def metadata_of(self, key: str) -> Any:
+        absent: set[str] = self.__dict__.setdefault("absent", set())
+        if check_key(key) not in self.objects:
+            absent.add(key)
+        return None if key in absent else await super().metadata_of(key)
+
+
+@bug("store/metadata_is_kept_as_declared")
+class DescribesEqualBytesOnce(MemoryStore):
+    """Returns the metadata of the last object that was stored with the same bytes.
+
+    Metadata is a column of the table of bytes, and not of the table of keys.
+    """
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        data = await self.get(key)
+        return await super().metadata_of([each for each in self.objects if self.objects[each] == data][-1])
+
+
+@bug("store/metadata_is_replaced_with_its_object")
+class RefreshesOneMapping(MemoryStore):
+    """Returns the same mapping for each question about an object, and changes it at the next one.
+
+    A cache hands out its own entry instead of a copy.
+    """
+
+    known: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        found = await super().metadata_of(key)
+        known = self.known[id(self), key]
+        known.clear()
+        known.update(found)
+        return known

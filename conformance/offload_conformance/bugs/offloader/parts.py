@@ -1,24 +1,17 @@
-"""Offloaders that record the parts of a stream wrongly: their order, their names, or a second beginning."""
+"""Bugs of the parts of streams: their order, their names, and a second beginning."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import Final
-
-from contract.bugs import Bug, breaks
 
 from offload.ground.errors import Conflict, NotOffloaded
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart, part_like
 from offload.native.offloader import ObjectStoreOffloader
-
-PART_RECORD_BUGS: Final[list[Bug]] = []
-
-bug = partial(breaks, room=PART_RECORD_BUGS)
+from offload_conformance.bugs.registry import bug
 
 
-@bug("parts_are_listed_in_order")
+@bug("contract/parts_are_listed_in_order")
 class SortsPartsByName(ObjectStoreOffloader):
     """Lists part 10 before part 2.
 
@@ -29,7 +22,7 @@ class SortsPartsByName(ObjectStoreOffloader):
         return sorted(await super().parts(stream, after=after), key=lambda part: part.name)
 
 
-@bug("parts_are_listed_in_order")
+@bug("contract/parts_are_listed_in_order")
 class EndsAtAMissingPart(ObjectStoreOffloader):
     """Ends the list of parts at the first number that is left out.
 
@@ -42,7 +35,7 @@ class EndsAtAMissingPart(ObjectStoreOffloader):
         return [part for part in whole if part.number > after]
 
 
-@bug("parts_are_listed_in_order")
+@bug("contract/parts_are_listed_in_order")
 class ListsThePartAsked(ObjectStoreOffloader):
     """Lists the parts from a number on, and not behind it.
 
@@ -53,7 +46,7 @@ class ListsThePartAsked(ObjectStoreOffloader):
         return await super().parts(stream, after=after - 1)
 
 
-@bug("parts_are_listed_in_order")
+@bug("contract/parts_are_listed_in_order")
 class ForgetsTheChunkBehind(ObjectStoreOffloader):
     """Lists a part without the chunk behind which it begins.
 
@@ -64,7 +57,7 @@ class ForgetsTheChunkBehind(ObjectStoreOffloader):
         return [StreamPart(part.first, part.number) for part in await super().parts(stream, after=after)]
 
 
-@bug("parts_may_be_begun_again")
+@bug("contract/parts_may_be_begun_again")
 class BeginsAPartOnce(ObjectStoreOffloader):
     """Refuses to begin a part that is recorded, although the call may be repeated.
 
@@ -77,7 +70,7 @@ class BeginsAPartOnce(ObjectStoreOffloader):
         await super().begin_part(part, before=before)
 
 
-@bug("parts_are_of_one_stream")
+@bug("contract/parts_are_of_one_stream")
 class TakesNamesForParts(ObjectStoreOffloader):
     """Lists every stream whose name looks like that of a part.
 
@@ -89,7 +82,7 @@ class TakesNamesForParts(ObjectStoreOffloader):
         return sorted({*known, *(part for part in recorded if part.first == stream and part.number > after)})
 
 
-@bug("parts_outlive_deletions")
+@bug("contract/parts_outlive_deletions")
 class HidesDeletedParts(ObjectStoreOffloader):
     """Lists only the parts that can be read.
 
@@ -108,7 +101,7 @@ class HidesDeletedParts(ObjectStoreOffloader):
         return found
 
 
-@bug("cancelled_beginnings_hinder_nobody")
+@bug("contract/cancelled_beginnings_hinder_nobody")
 class KeepsItsLock(ObjectStoreOffloader):
     """Keeps a lock for ever if the beginning of a part is cancelled, and refuses the next one.
 

@@ -1,23 +1,16 @@
-"""Stores whose declaration and behaviour do not fit, in each direction."""
+"""Bugs of declarations: what a store declares and what it does differ, in each direction."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
-from typing import Final
-
-from contract.bugs import Bug, breaks
-from offload_conformance.declared import NOT_YET, SUPPORTED, UNSUPPORTED, Declared, since
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Listed, Upload, check_key
 from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
-
-CAPABILITY_BUGS: Final[list[Bug]] = []
-
-bug = partial(breaks, room=CAPABILITY_BUGS)
+from offload_conformance.bugs.registry import bug
+from offload_conformance.declared import NOT_YET, SUPPORTED, UNSUPPORTED, Declared, since
 
 
 class _WithoutUploads(MemoryStore):
@@ -32,10 +25,7 @@ class _WithoutUploads(MemoryStore):
         raise Misuse("no uploads in parts here")
 
 
-# The author's declaration differs from the store's
-
-
-@bug("capabilities_are_those_stated")
+@bug("store/capabilities_are_those_stated")
 class IsMeantToCreate(MemoryStore):
     """Declares that it has no atomic create, although its author says that it is supported.
 
@@ -49,7 +39,7 @@ class IsMeantToCreate(MemoryStore):
         return replace(super().capabilities, atomic_create=False)
 
 
-@bug("capabilities_are_those_stated")
+@bug("store/capabilities_are_those_stated")
 class PromisesAheadOfItsTime(MemoryStore):
     """Declares a capability that its author says is not implemented yet.
 
@@ -59,7 +49,7 @@ class PromisesAheadOfItsTime(MemoryStore):
     declared = Declared(multipart=NOT_YET)
 
 
-@bug("capabilities_are_those_stated")
+@bug("store/capabilities_are_those_stated")
 class ForgetsOldServers(MemoryStore):
     """Declares a capability of newer servers for any server.
 
@@ -69,7 +59,7 @@ class ForgetsOldServers(MemoryStore):
     declared = Declared(strong_listing=since("2.3"), server_version="2.1.9")
 
 
-@bug("capabilities_are_those_stated")
+@bug("store/capabilities_are_those_stated")
 class StatesOtherLimits(MemoryStore):
     """Has other limits than its plugin declares.
 
@@ -81,10 +71,7 @@ class StatesOtherLimits(MemoryStore):
     )
 
 
-# The declaration differs from the behaviour
-
-
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class SaysThatItCreates(MemoryStore):
     """Declares an atomic create, and overwrites.
 
@@ -95,7 +82,7 @@ class SaysThatItCreates(MemoryStore):
         await self.put(key, Body.of(data))
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class HidesThatItCreates(MemoryStore):
     """Creates correctly, and declares that it cannot.
 
@@ -107,7 +94,7 @@ class HidesThatItCreates(MemoryStore):
         return replace(super().capabilities, atomic_create=False)
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class FailsToCreate(MemoryStore):
     """Declares no atomic create, and raises its own error for a create.
 
@@ -122,7 +109,7 @@ class FailsToCreate(MemoryStore):
         raise NotImplementedError
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class UploadsByNow(MemoryStore):
     """Accepts uploads, although its author says that they are not implemented yet.
 
@@ -136,7 +123,7 @@ class UploadsByNow(MemoryStore):
         return replace(super().capabilities, multipart=False)
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class UploadsOnOldServers(MemoryStore):
     """Accepts uploads on a server that is older than the declared version.
 
@@ -150,7 +137,7 @@ class UploadsOnOldServers(MemoryStore):
         return replace(super().capabilities, multipart=False)
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class RefusesOnNewServers(_WithoutUploads):
     """Refuses uploads on a server of a version that is declared to support them.
 
@@ -160,7 +147,7 @@ class RefusesOnNewServers(_WithoutUploads):
     declared = Declared(multipart=since("2.3"), server_version="2.10")
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class LeavesUploadsOpen(MemoryStore):
     """Declares no uploads, and fails with its own error instead of refusing them.
 
@@ -177,7 +164,7 @@ class LeavesUploadsOpen(MemoryStore):
         raise AttributeError("this client has no upload")
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class KeepsNoChecksum(MemoryStore):
     """Declares that it keeps a CRC-32C, and keeps none.
 
@@ -189,7 +176,7 @@ class KeepsNoChecksum(MemoryStore):
         return replace(super().capabilities, server_checksum="crc32c")
 
 
-@bug("capabilities_are_as_meant")
+@bug("store/capabilities_are_as_meant")
 class ListsLate(MemoryStore):
     """Declares strong listings, and shows the state of the previous listing.
 

@@ -1,25 +1,29 @@
-"""Stores in a folder that are sound within one process and broken between two."""
+"""Planted bugs that need a backend of this project as their sound class, which the suite may not import."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from functools import partial
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from contract.bugs import Bug, breaks
+from offload_conformance.bugs import bug
 from offload_posix import PosixStore
 
 from offload.contracts.store import Body, check_key
 from offload.ground.errors import AlreadyExists
 
-PROCESS_BUGS: Final[list[Bug]] = []
 
-bug = partial(breaks, room=PROCESS_BUGS)
+class Folder(PosixStore):
+    """A sound store in the folder that the URL names."""
+
+    KIND: ClassVar = "store"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(root=url.partition("://")[2])
 
 
-@bug("create_is_atomic_between_processes")
-class KnowsOnlyItsOwnProcess(PosixStore):
+@bug("store/create_is_atomic_between_processes")
+class KnowsOnlyItsOwnProcess(Folder):
     """Decides creates by an index that its process read when it began, under a lock of that process.
 
     A server with several workers, or a client with an index of keys in memory: a lock separates its threads,

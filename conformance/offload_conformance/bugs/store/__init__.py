@@ -1,0 +1,1 @@
+"""Planted bugs, in one module for each module of clauses."""
