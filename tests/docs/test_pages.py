@@ -132,6 +132,29 @@ def test_the_api_page_lists_every_public_name_of_the_other_packages(package):
     assert sorted(re.findall(rf"^\| `{package}\.(\w+)` \|", page, re.MULTILINE)) == sorted(public)
 
 
+def exists(name: str) -> bool:
+    """Return whether a module, or an attribute in a module or a class, has this full name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
+def test_the_page_of_old_names_has_names_of_this_release():
+    page = (DOCS / "old-names.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| `[^|]* \| ([^|]*) \|$", page, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`(offload\w*\.[\w.]+)`", cell)}
+
+    assert len(names) > 200
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
 def test_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
 
