@@ -20,7 +20,7 @@ import pyarrow as pa
 from offload.contracts.decoder import Decoder
 from offload.formats.records import RecordRun
 from offload.ground.errors import Misuse
-from offload.model.part import StreamPart
+from offload.model.part import part_name
 from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
 
 __all__ = ["HEADERS", "BatchMaker"]
@@ -54,13 +54,16 @@ class BatchMaker:
     rows_max: int
     size_bytes_max: int
 
-    def batches(self, run: RecordRun, *, of: StreamPart, ledger_id: int) -> Iterator[pa.RecordBatch]:
-        """Yield a run as batches. Raises `Misuse` for a ledger or offset beyond 63 bits."""
+    def batches(self, run: RecordRun, *, stream: str, part: int, ledger_id: int) -> Iterator[pa.RecordBatch]:
+        """Yield a run of one part of a stream as batches.
+
+        Raises `Misuse` for a ledger or an offset beyond 63 bits.
+        """
         if len(run) and max(ledger_id, int(run.offsets[-1])) > LONG_MAX:
             beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a 64-bit column"
-            raise Misuse(f"stream {of.name!r}: {beyond}")
-        for part in self._parts(run):
-            made = _Made(part, of, ledger_id, self._decoded(part))
+            raise Misuse(f"stream {part_name(stream, part)!r}: {beyond}")
+        for rows in self._cut(run):
+            made = _Made(rows, stream, part, ledger_id, self._decoded(rows))
             arrays = [made.column(field.name, field.type) for field in self.schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -78,7 +81,7 @@ class BatchMaker:
         records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
         return self.decoder.columns(records, names)
 
-    def _parts(self, run: RecordRun) -> Iterator[RecordRun]:
+    def _cut(self, run: RecordRun) -> Iterator[RecordRun]:
         reached = np.cumsum(run.sizes)
         rows_max = min(self.rows_max, DECODED_ROWS_MAX) if self._names else self.rows_max
         first = 0
@@ -96,11 +99,13 @@ class _Made:
     def __init__(
         self,
         run: RecordRun,
-        of: StreamPart,
+        stream: str,
+        part: int,
         ledger_id: int,
         decoded: Mapping[str, ByteColumn | HeaderColumn],
     ) -> None:
-        self._run, self._of, self._ledger_id, self._decoded = run, of, ledger_id, decoded
+        self._run, self._decoded = run, decoded
+        self._stream, self._part, self._ledger_id = stream, part, ledger_id
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Return the column of this name as this type."""
@@ -108,9 +113,9 @@ class _Made:
         # until the garbage collector comes by.
         match name:
             case "stream":
-                return pa.repeat(pa.scalar(self._of.first, kind), len(self._run))
+                return pa.repeat(pa.scalar(self._stream, kind), len(self._run))
             case "part":
-                return pa.repeat(pa.scalar(self._of.number, kind), len(self._run))
+                return pa.repeat(pa.scalar(self._part, kind), len(self._run))
             case "ledger":
                 return pa.repeat(pa.scalar(self._ledger_id, kind), len(self._run))
             case "offset":

@@ -15,7 +15,8 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.ground.errors import OffloadError
 from offload.model.manifest import Manifest
 from offload.model.totals import joined_totals, totals
-from offload.upkeep.parts import delete_parts, live_manifests, part_named
+from offload.parts.whole_stream import part_named
+from offload.upkeep.parts import delete_parts, live_manifests
 
 
 def delete(

@@ -12,11 +12,10 @@ from offload.cli.kit.names import known_name
 from offload.cli.kit.output import print_error, print_json, print_table
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
-from offload.follow.gaps import gaps_of
 from offload.ground.errors import OffloadError, StreamDeleted
 from offload.model.gaps import StreamGap, lost_records
 from offload.model.own_names import labels_of
-from offload.read.joined import grouped
+from offload.parts.whole_stream import WholeStream, grouped
 
 
 def gaps(
@@ -36,7 +35,7 @@ def gaps(
         async with state.opened_to_read(tier, option) as catalogue:
             if stream is None:
                 return await _all_gaps(catalogue)
-            return await gaps_of(catalogue, await known_name(catalogue, stream)), []
+            return await WholeStream(catalogue, await known_name(catalogue, stream)).gaps(), []
 
     found, errors = run_async(main)
     if json:
@@ -58,10 +57,10 @@ async def _all_gaps(catalogue: Catalogue) -> tuple[list[StreamGap], list[Offload
     """Return the gaps of all streams, and an error for each stream of which they are not known."""
     found: list[StreamGap] = []
     errors: list[OffloadError] = []
-    for parts in await grouped(catalogue, damaged=errors.append):
-        if parts[1:]:
+    for each in await grouped(catalogue, damaged=errors.append):
+        if (await each.parts())[1:]:
             try:
-                found += await gaps_of(catalogue, parts[0].first)
+                found += await each.gaps()
             except StreamDeleted:
                 continue
             except OffloadError as error:  # one stream must not hide the others

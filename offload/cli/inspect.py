@@ -28,22 +28,14 @@ from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue, StreamView
-from offload.follow.gaps import gaps_of
-from offload.ground.errors import (
-    BeingRebuilt,
-    Corrupt,
-    NotOffloaded,
-    OffloadError,
-    StreamDeleted,
-    UnsupportedFormat,
-)
+from offload.ground.errors import OffloadError
 from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
 from offload.model.gaps import StreamGap
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running
-from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import codec_name, joined_totals, ratio_of, stored_totals, totals
 from offload.native.layout_check import native_or_none
+from offload.parts.whole_stream import WholeStream
 
 WIDTH: Final = 100_000
 """Wider than any line, so that rich cuts nothing where no terminal is."""
@@ -113,7 +105,8 @@ async def _seen(
 ) -> _Seen:
     async with state.opened_to_read(tier, option) as catalogue:
         named = await known_name(catalogue, stream)
-        views, errors = await _views(catalogue, named)
+        whole = WholeStream(catalogue, named)
+        views, errors = await _views(whole)
         parts = [
             _Part(number=number, view=view, encryption=await _encryption(catalogue, view, verbose=verbose))
             for number, view in views
@@ -121,34 +114,17 @@ async def _seen(
         native = native_or_none(catalogue)
         gaps: list[StreamGap] | None = None
         with suppress(OffloadError):  # damage of another part must not hide this one
-            gaps = await gaps_of(catalogue, named)
+            gaps = await whole.gaps()
         default = None if native is None else str(native.default_compression)
         return _Seen(parts=parts, default=default, gaps=gaps, errors=errors)
 
 
-async def _views(
-    catalogue: Catalogue, stream: str
-) -> tuple[list[tuple[int, StreamView]], list[OffloadError]]:
+async def _views(stream: WholeStream) -> tuple[list[tuple[int, StreamView]], list[OffloadError]]:
     """Return the live parts of a stream, in order, and the damage that hides others."""
-    found: list[tuple[int, StreamView]] = []
     errors: list[OffloadError] = []
-    parts, deleted = [StreamPart(stream)], None
-    try:
-        parts += await catalogue.parts(stream)
-    except (Corrupt, UnsupportedFormat) as error:
-        errors.append(error)
-    for part in reversed(parts):  # as in `live_parts`: a part with a successor here takes no more data
-        try:
-            found.insert(0, (part.number, await catalogue.view(part.name)))
-        except StreamDeleted as error:
-            deleted = error
-        except NotOffloaded as error:
-            if part.number == 1 or isinstance(error, BeingRebuilt):
-                raise
-        except (Corrupt, UnsupportedFormat) as error:
-            errors.append(error)
-    if not found and (errors or deleted is not None):
-        raise errors[0] if deleted is None else deleted
+    found = await stream.views(damaged=errors.append)
+    if not found and errors:
+        raise errors[0]
     return found, errors
 
 

@@ -14,13 +14,12 @@ from offload.cli.kit.output import print_error, print_json, print_table, ratio_t
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.ground.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.model.gaps import PartEnds, gaps_between, lost_records
+from offload.model.gaps import PartEnds, lost_records
 from offload.model.own_names import labels_of
-from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
 from offload.native.layout_check import native_or_none
-from offload.read.joined import grouped
+from offload.parts.whole_stream import WholeStream, grouped
 
 HEADS: Final = (
     "stream", "messages", "first offset", "next offset", "size", "stored", "ratio", "codecs", "fragments",
@@ -61,9 +60,9 @@ def ls(
         async with state.opened_to_read(tier, option) as catalogue:
             names, found = await _streams(catalogue)
             errors.extend(found)
-            for parts in await grouped(catalogue, names=names, damaged=errors.append):
+            for stream in await grouped(catalogue, names=names, damaged=errors.append):
                 try:
-                    rows += await _look(catalogue, parts)
+                    rows += await _look(stream)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
                     errors.append(error)
         # Damage to a part is found when its stream looks for it, and when it is shown by itself.
@@ -90,20 +89,20 @@ async def _streams(catalogue: Catalogue) -> tuple[list[str], Sequence[OffloadErr
     return await catalogue.streams(), []
 
 
-async def _look(catalogue: Catalogue, parts: list[StreamPart]) -> list[dict[str, Any]]:
+async def _look(stream: WholeStream) -> list[dict[str, Any]]:
     """Return the row of a stream, or nothing if it was deleted, or its first commit never came."""
     found = []
-    for part in parts:
+    for part in await stream.parts():
         with suppress(NotOffloaded):
-            found.append((part, await _look_at(catalogue, part.name)))
+            found.append((part, await _look_at(stream.catalogue, part.name)))
     if len(found) < 2:
         return [document for _, document in found]
     documents = [{**document, "part": part.number} for part, document in found]
     ends = {part.number: _ends(document) for part, document in found}
-    gaps = gaps_between([(part, ends.get(part.number)) for part in parts])
+    gaps = await stream.gaps_between(ends)
     return [
         {
-            **_joined(parts[0].first, documents),
+            **_joined(stream.name, documents),
             "gaps": len(gaps),
             "lost_records": lost_records(gaps),
             "parts": documents,

@@ -128,7 +128,7 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
 
 
 async def _unused(state: CommandContext, tier: LedgerOffloader, seen: list[StreamPreview]) -> _Unused:
-    from offload.read.joined import with_parts
+    from offload.parts.whole_stream import with_parts
     from offload.upkeep.sweep.tier import sweep
 
     if unanswered := [each.error for each in seen if each.is_unanswered]:

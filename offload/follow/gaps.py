@@ -14,11 +14,11 @@ from offload.contracts.events import Event, RecordsLost
 from offload.contracts.offloader import LedgerOffloader
 from offload.copy.next_part import newest_part
 from offload.ground.errors import NotOffloaded, OffloadError, StreamDeleted
-from offload.model.gaps import GapKind, PartEnds, StreamGap, gaps_between, lost_records
+from offload.model.gaps import GapKind, StreamGap, lost_records
 from offload.model.part import StreamPart
-from offload.read.joined import live_parts
+from offload.parts.whole_stream import WholeStream
 
-__all__ = ["Losses", "SeenTail", "gaps_of", "lost_of"]
+__all__ = ["Losses", "SeenTail", "lost_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,6 @@ async def lost_of(offloader: LedgerOffloader, stream: str, tail: SeenTail) -> ra
     except NotOffloaded:
         begin = tail.from_offset
     return range(begin, max(begin, tail.to_offset))
-
-
-async def gaps_of(catalogue: Catalogue, stream: str) -> list[StreamGap]:
-    """Return the gaps of a stream, from the ends of its parts. Raises as `live_parts` does.
-
-    A stream without further parts costs one listing, and the load of its manifest.
-    """
-    parts = [StreamPart(stream), *await catalogue.parts(stream)]
-    views = {number: view.committed for number, view in await live_parts(catalogue, stream, parts)}
-    ends = {
-        number: PartEnds(each.first_offset, each.next_offset, each.fragments)
-        for number, each in views.items()
-    }
-    return gaps_between([(part, ends.get(part.number)) for part in parts])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +82,7 @@ class Losses:
         found: list[StreamGap] = []
         if part.number > 1:
             try:
-                found = await gaps_of(catalogue, self.stream)
+                found = await WholeStream(catalogue, self.stream).gaps()
             except OffloadError:
                 return
         if self._gaps is not None:

@@ -20,13 +20,13 @@ who trims a later part by its own name breaks it: what was trimmed there counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
 
-from offload.model.part import StreamPart
+from offload.model.manifest import CommittedStream
 
 __all__ = ["GapKind", "PartEnds", "StreamGap", "gaps_between", "lost_records"]
 
@@ -64,16 +64,24 @@ class PartEnds(NamedTuple):
     next_offset: int
     fragments: int
 
+    @classmethod
+    def of(cls, committed: CommittedStream) -> PartEnds:
+        """Return the ends of this state of a part."""
+        return cls(committed.first_offset, committed.next_offset, committed.fragments)
 
-def gaps_between(parts: Sequence[tuple[StreamPart, PartEnds | None]]) -> list[StreamGap]:
-    """Return the gaps between the parts of one stream, which are given in order, the deleted ones too.
 
-    None stands for the ends of a part that was deleted or has no commit yet.
+def gaps_between(
+    stream: str, parts: Mapping[int, PartEnds | None], behind: Collection[int] = ()
+) -> list[StreamGap]:
+    """Return the gaps between the parts of a stream, given by their numbers, in order, the deleted ones too.
+
+    None stands for the ends of a part that was deleted or has no commit yet. The parts `behind` follow a
+    restore.
     """
     found: list[StreamGap] = []
-    live = [(row, part, ends) for row, (part, ends) in enumerate(parts) if ends is not None]
+    live = [(row, part, ends) for row, (part, ends) in enumerate(parts.items()) if ends is not None]
     for (row_before, _, before), (row, part, ends) in pairwise(live):
-        if part.behind or ends.first_offset == before.next_offset:
+        if part in behind or ends.first_offset == before.next_offset:
             continue
         is_exact = row == row_before + 1 and before.fragments > 0
         kind = GapKind.LOST if is_exact else GapKind.AT_MOST
@@ -81,8 +89,8 @@ def gaps_between(parts: Sequence[tuple[StreamPart, PartEnds | None]]) -> list[St
             kind = GapKind.OTHER_HISTORY
         found.append(
             StreamGap(
-                stream=part.first,
-                part=part.number,
+                stream=stream,
+                part=part,
                 from_offset=before.next_offset,
                 to_offset=ends.first_offset,
                 kind=kind,

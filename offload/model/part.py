@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["StreamPart", "part_like"]
+__all__ = ["StreamPart", "part_like", "part_name"]
 
 PART_MAX: Final = 999_999_999
 
@@ -33,12 +33,21 @@ class StreamPart:
     @property
     def name(self) -> str:
         """The part's own name, for example `orders-part-2`."""
-        return self.first if self.number == 1 else f"{self.first}-part-{self.number}"
+        return part_name(self.first, self.number)
 
     @property
     def following(self) -> StreamPart:
         """The part of the next number."""
-        return StreamPart(self.first, self.number + 1)
+        return self.numbered(self.number + 1)
+
+    def numbered(self, number: int) -> StreamPart:
+        """Return the part of this number of the same stream, without what its record says."""
+        return StreamPart(self.first, number)
+
+
+def part_name(stream: str, number: int) -> str:
+    """Return the name of a part of a stream, for example `orders-part-2`."""
+    return stream if number == 1 else f"{stream}-part-{number}"
 
 
 def part_like(name: str) -> StreamPart:

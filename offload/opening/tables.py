@@ -37,7 +37,6 @@ from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded, OffloadError
 from offload.ground.extras import missing_text
 from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart
 from offload.model.position import (
     AtEdge,
     AtOffset,
@@ -48,7 +47,7 @@ from offload.model.position import (
     position_text,
 )
 from offload.opening.blocking import Blocking
-from offload.read.joined import grouped, live_parts
+from offload.parts.whole_stream import WholeStream, grouped
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # it ships no types
@@ -111,7 +110,7 @@ class ArrowTier:
             raise Misuse(f"a stream is found by its name, such as tier['orders'], not by {stream!r}")
         catalogue = self._tier.catalogue
         try:
-            views = self._tier.run(live_parts(catalogue, stream))
+            views = self._tier.run(WholeStream(catalogue, stream).views())
         except NotOffloaded as error:
             near = get_close_matches(stream, self._asked_streams(), n=1)
             if not near or near == [stream]:
@@ -135,7 +134,7 @@ class ArrowTier:
         return self._streams
 
     def _asked_streams(self) -> list[str]:
-        return [parts[0].first for parts in self._tier.run(grouped(self._tier.catalogue))]
+        return [each.name for each in self._tier.run(grouped(self._tier.catalogue))]
 
     def close(self) -> None:
         """Close the tier, and end its thread. Reads that are under way end with `Misuse`. Idempotent."""
@@ -338,12 +337,12 @@ class _Batches(Iterator[pa.RecordBatch]):
         return made
 
     def _batches(self, source: RangeSource) -> Iterator[tuple[PartOffset, pa.RecordBatch]]:
-        of = StreamPart(self._stream.name, source.of.number)
+        stream, part = self._stream.name, source.of.number
         for run in runs_in(source, rows_max=BATCH_ROWS_MAX):
             at = 0
-            for batch in self._maker.batches(run, of=of, ledger_id=0):
+            for batch in self._maker.batches(run, stream=stream, part=part, ledger_id=0):
                 at += batch.num_rows
-                yield PartOffset(of.number, int(run.offsets[at - 1]) + 1), batch
+                yield PartOffset(part, int(run.offsets[at - 1]) + 1), batch
 
 
 async def _taken(found: AsyncGenerator[RangeSource, None]) -> RangeSource | None:

@@ -1,4 +1,4 @@
-"""The parts of a stream as one stream: which there are, where a position attaches, and reading through them.
+"""The parts of a stream as one stream: where a position attaches, and reading through them.
 
 `StreamReader` has a reader of each part, in order. The rules for a position over all of them:
 
@@ -25,90 +25,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
 from offload.contracts.events import Event, Skipped
-from offload.ground.errors import (
-    BeingRebuilt,
-    Corrupt,
-    NotOffloaded,
-    OffloadError,
-    StreamDeleted,
-    UnsupportedFormat,
-)
-from offload.model.part import StreamPart
+from offload.ground.errors import NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 
-if TYPE_CHECKING:  # `offload ls` reads no message, and importing the decoders takes time
-    from offload.contracts.catalogue import Catalogue, StreamView
+if TYPE_CHECKING:  # the reader imports this module
     from offload.read.reader import StreamReader
 
 T = TypeVar("T")
 
-__all__ = ["grouped", "live_parts", "place_of", "with_parts"]
-
-
-async def grouped(
-    catalogue: Catalogue,
-    *,
-    names: Sequence[str] | None = None,
-    damaged: Callable[[OffloadError], None] | None = None,
-) -> list[list[StreamPart]]:
-    """Return the streams of a tier, or those of `names`, in order of names, each with its parts.
-
-    A part is in the list of its stream alone. Requests are sent only for streams that seem to have parts.
-    If `damaged` is given, it is called with the error of a stream whose parts cannot be found, and the
-    stream and each of its parts are then listed by themselves. Otherwise the error is raised.
-    """
-    names = await catalogue.streams() if names is None else names
-    known, taken = {*names}, set[str]()
-    found: list[list[StreamPart]] = []
-    for name in names:  # the name of a part comes after that of its stream, which is the beginning of it
-        if name in taken:
-            continue
-        parts = [StreamPart(name)]
-        if parts[0].following.name in known:
-            try:
-                parts += await catalogue.parts(name)
-            except (Corrupt, UnsupportedFormat) as error:
-                if damaged is None:
-                    raise
-                damaged(error)
-        taken |= {part.name for part in parts}
-        found.append(parts)
-    return found
-
-
-async def with_parts(catalogue: Catalogue, streams: Sequence[str]) -> list[str]:
-    """Return these streams, each followed by its parts, and no name twice. One listing for each stream."""
-    found = list[str]()
-    for stream in streams:
-        found += [stream, *[part.name for part in await catalogue.parts(stream)]]
-    return [*dict.fromkeys(found)]
-
-
-async def live_parts(
-    catalogue: Catalogue, stream: str, parts: Sequence[StreamPart] | None = None
-) -> list[tuple[int, StreamView]]:
-    """Return the number and the newest view of each part that has a commit and was not deleted, in order.
-
-    `parts` are those that the caller has looked up already, before it loaded any view. Raises `NotOffloaded`
-    if the stream was never begun or a part is being rebuilt, and `StreamDeleted` if every part was deleted.
-    """
-    # The newest part is loaded first. A part takes no more data after the next one has its first root
-    # (`copy.next_part`). So the view of a part that has a successor here holds all of its data.
-    found: list[tuple[int, StreamView]] = []
-    deleted: StreamDeleted | None = None
-    for part in reversed(parts or [StreamPart(stream), *await catalogue.parts(stream)]):
-        try:
-            found.insert(0, (part.number, await catalogue.view(part.name)))
-        except StreamDeleted as error:
-            deleted = error
-        except BeingRebuilt:  # without it, readers would miss records, and not know it
-            raise
-        except NotOffloaded:
-            if part.number == 1:
-                raise  # a later part may be begun, and wait for its first commit
-    if deleted is not None and not found:
-        raise deleted
-    return found
+__all__ = ["place_of"]
 
 
 async def place_of(parts: Sequence[StreamReader], position: Position) -> PartOffset:

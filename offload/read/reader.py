@@ -36,7 +36,6 @@ from offload.ground.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.ground.tracing import span
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart
 from offload.model.position import (
     OFFSET_MAX,
     AtEdge,
@@ -47,6 +46,7 @@ from offload.model.position import (
     check_place,
     check_position,
 )
+from offload.parts.whole_stream import WholeStream
 from offload.read import joined
 from offload.read.batches import MessageRun, Messages, PartRun, Window, messages_of
 from offload.read.watch import News, StreamWatch, look
@@ -139,7 +139,7 @@ class StreamReader:
         if watch is None and max_staleness_seconds:
             raise Misuse("max_staleness_seconds needs a watch, which remembers the views")
         views: Sequence[tuple[int, StreamView]] = (
-            await joined.live_parts(catalogue, stream)
+            await WholeStream(catalogue, stream).views()
             if watch is None
             else await watch.parts(stream, max_staleness_seconds=max_staleness_seconds)
         )
@@ -250,7 +250,9 @@ class StreamReader:
         What was opened before, such as `windows`, goes on with the state that it began with. Raises
         `StreamDeleted` if the newest part was deleted, or begun again since.
         """
-        return self._take(await look(self._catalogue, self._newest_part, self.parts[-1].manifest))
+        return self._take(
+            await look(self._catalogue, self.stream, self.parts[-1].part, self.parts[-1].manifest)
+        )
 
     async def follow(
         self,
@@ -280,7 +282,7 @@ class StreamReader:
             last = self.parts[-1]
             place = PartOffset(last.part, last.manifest.next_offset)
             caught_up()
-            self._take(await watch.news(self._newest_part, last.manifest))
+            self._take(await watch.news(self.stream, last.part, last.manifest))
             place = self._after_a_trim(last, place)
 
     def _after_a_trim(self, part: StreamReader, place: PartOffset) -> PartOffset:
@@ -293,10 +295,6 @@ class StreamReader:
         if first > place.offset:
             self.emit(Skipped(stream=part.manifest.stream, from_offset=place.offset, to_offset=first))
         return PartOffset(part.part, max(first, place.offset))
-
-    @property
-    def _newest_part(self) -> StreamPart:
-        return StreamPart(self.stream, self.parts[-1].part)
 
     def _take(self, news: News) -> bool:
         """Go on with newer states."""

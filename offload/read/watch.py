@@ -2,7 +2,7 @@
 
     watch = StreamWatch(catalogue)
     parts = await watch.parts(stream, max_staleness_seconds=5.0)
-    news = await watch.news(part, known)        # returns when there is something newer
+    news = await watch.news(stream, number, known)      # returns when there is something newer
 
 A commit of this process is told by `committed`, and wakes the readers of its stream at once, without a
 request. Commits of other processes, and parts that begin, are found by looking. One look serves all readers
@@ -29,8 +29,8 @@ from offload.contracts.events import Event, ManifestCommitted
 from offload.ground.env import Env
 from offload.ground.errors import StreamDeleted
 from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart, part_like
-from offload.read.joined import live_parts
+from offload.model.part import part_like
+from offload.parts.whole_stream import WholeStream
 
 __all__ = ["News", "StreamWatch"]
 
@@ -61,13 +61,13 @@ class News:
         return bool(self.parts) or grown
 
 
-async def look(catalogue: Catalogue, part: StreamPart, known: CommittedStream) -> News:
-    """Return what is newer than the state `known` of `part`, the newest part of its stream."""
-    later = await catalogue.parts(part.first, after=part.number)
+async def look(catalogue: Catalogue, stream: str, newest: int, known: CommittedStream) -> News:
+    """Return what is newer than the state `known` of the `newest` part of a stream."""
+    later = WholeStream(catalogue, stream, after=newest)
     # A part takes no more data after the next one has its first root, so that one is loaded first.
     begun: list[tuple[int, StreamView]] = []
     with suppress(StreamDeleted):  # of all later parts; this one may live
-        begun = await live_parts(catalogue, part.first, later) if later else []
+        begun = await later.views()
     return News(await catalogue.newer_view(known), begun)
 
 
@@ -80,10 +80,10 @@ class StreamWatch:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def parts(self, stream: str, *, max_staleness_seconds: float) -> Sequence[tuple[int, StreamView]]:
-        """Return the parts of a stream as `live_parts` does, or as an earlier call found them.
+        """Return the parts of a stream as `WholeStream.views` does, or as an earlier call found them.
 
         The earlier call began less than `max_staleness_seconds` ago, and this process has committed nothing
-        to the stream since. Raises as `live_parts` does.
+        to the stream since. Raises as `WholeStream.views` does.
         """
         known = self._known.setdefault(stream, _Known())
         self._known.move_to_end(stream)
@@ -92,26 +92,26 @@ class StreamWatch:
         now = self._env.monotonic()
         if now - known.looked_at < max_staleness_seconds:
             return known.parts
-        parts = await live_parts(self._catalogue, stream)
+        parts = await WholeStream(self._catalogue, stream).views()
         if now > known.looked_at:  # another call may have begun later, and ended earlier
             # If this process has committed meanwhile, nobody finds `known` any more.
             known.looked_at, known.parts = now, parts
         return parts
 
-    async def news(self, part: StreamPart, known: CommittedStream) -> News:
-        """Wait until there are records behind the state `known` of `part`, the newest part, and return where.
+    async def news(self, stream: str, newest: int, known: CommittedStream) -> News:
+        """Wait until there are records behind the state `known` of the `newest` part, and return where.
 
         Raises what the look raises, such as `StreamDeleted`, or `TryAgain` if the store does not answer.
         """
         # A stream that is deleted and begun again has the same name, and its offsets hold other records.
-        life = part.name, known.incarnation
+        life = known.stream, known.incarnation
         room = self._rooms.setdefault(life, _Waiters())
         if room.latest.tells(known):
             return room.latest
         waiter: asyncio.Future[News] = asyncio.get_running_loop().create_future()
         room.waiters[waiter] = known
         if room.looking is None:
-            room.looking = asyncio.ensure_future(self._look(part, life, room))
+            room.looking = asyncio.ensure_future(self._look(stream, newest, life, room))
         try:
             return await waiter
         finally:
@@ -134,13 +134,13 @@ class StreamWatch:
         if self._rooms.get(life) is room:
             del self._rooms[life]
 
-    async def _look(self, part: StreamPart, life: tuple[str, UUID], room: _Waiters) -> None:
+    async def _look(self, stream: str, newest: int, life: tuple[str, UUID], room: _Waiters) -> None:
         """Look at once, and then again and again. Ends by an error, or cancelled by the last waiter."""
         looks = 0
         seen = min(room.waiters.values(), key=lambda known: known.next_offset)
         while True:
             try:
-                news = await look(self._catalogue, part, seen)
+                news = await look(self._catalogue, stream, newest, seen)
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
                 self._close(life, room)  # a later waiter begins another look
                 room.fail(error)

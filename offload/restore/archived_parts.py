@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offload.contracts.catalogue import Catalogue
-from offload.model.gaps import PartEnds, StreamGap, gaps_between
-from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart, part_like
+from offload.model.gaps import PartEnds, StreamGap
+from offload.model.part import part_like
 from offload.model.position import OFFSET_MAX, Position
+from offload.parts.whole_stream import LivePart, WholeStream
 from offload.read.reader import StreamReader
 from offload.read.salvage import Archive
 
@@ -36,7 +36,7 @@ class ArchivedParts:
     gaps: Sequence[StreamGap]
     """The gaps between these parts."""
 
-    live: Sequence[tuple[StreamPart, CommittedStream]]
+    live: Sequence[LivePart]
     """All parts that have a commit and were not deleted, in order."""
 
 
@@ -52,9 +52,11 @@ async def archived_parts(
 
     A stream with parts costs one listing. Raises as `StreamReader.place_of`.
     """
-    listed = await _listed(catalogue, reader)
+    whole = _whole(catalogue, reader)
+    listed = await whole.parts()
     known = {part.name: part for part in listed}
-    named = [known.get(each.manifest.stream) or StreamPart(each.manifest.stream) for each in reader.parts]
+    alone = WholeStream(catalogue, reader.manifest.stream).first
+    named = [known.get(each.manifest.stream, alone) for each in reader.parts]
     place = await reader.place_of(position)
     archives, numbers = list[Archive](), list[int]()
     for part, each in zip(named, reader.parts, strict=True):
@@ -80,23 +82,19 @@ async def archived_parts(
             numbers.append(part.number)
         if is_last:
             break
-    ends = {
-        each.manifest.stream: PartEnds(
-            each.manifest.first_offset, each.manifest.next_offset, each.manifest.fragments
-        )
-        for each in reader.parts
-    }
-    gaps = gaps_between([(part, ends.get(part.name)) for part in listed])
+    ends = {part.number: PartEnds.of(each.manifest) for part, each in zip(named, reader.parts, strict=True)}
+    gaps = await whole.gaps_between(ends)
     return ArchivedParts(
         archives=archives,
         gaps=[gap for gap in gaps if numbers[0] < gap.part <= numbers[-1]],
-        live=[(part, each.manifest) for part, each in zip(named, reader.parts, strict=True)],
+        live=[LivePart(part, each.manifest) for part, each in zip(named, reader.parts, strict=True)],
     )
 
 
-async def _listed(catalogue: Catalogue, reader: StreamReader) -> list[StreamPart]:
-    """Return the parts of an open stream, also those without data. `reader` may be that of one part alone."""
+def _whole(catalogue: Catalogue, reader: StreamReader) -> WholeStream:
+    """Return an open stream with its parts, also those without data. `reader` may be of one part alone."""
     if len(reader.parts) > 1:
-        return [StreamPart(reader.stream), *await catalogue.parts(reader.stream)]
+        return WholeStream(catalogue, reader.stream)
     like = part_like(reader.manifest.stream)
-    return [StreamPart(like.first), *([] if like.number == 1 else await catalogue.parts(like.first))]
+    whole = WholeStream(catalogue, like.first)
+    return whole if like.number > 1 else WholeStream(catalogue, like.first, listed=[whole.first])

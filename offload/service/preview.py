@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
 from offload.copy.next_part import FINAL, check_part
-from offload.follow.gaps import gaps_of
 from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.ground.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.model.gaps import StreamGap, lost_records
@@ -27,6 +26,7 @@ from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.native.key_objects import try_master_key
 from offload.opening.session import Session
+from offload.parts.whole_stream import WholeStream
 from offload.read.snapshots import oldest_ms
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig
@@ -132,7 +132,7 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
             data_size_bytes=sum(each.data_size_bytes for each in stored),
         )
         if parts[1:]:
-            seen = replace(seen, gaps=tuple(await gaps_of(opened.tier, stream.name)))
+            seen = replace(seen, gaps=tuple(await WholeStream(opened.tier, stream.name).gaps()))
         stream = stream.for_tier(opened.tier_for(stream.name))
         async with await stream.snapshot(manifest) as snapshot:
             seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())

@@ -19,7 +19,7 @@ from offload.contracts.events import DamageFound, Event, Skipped
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadError, TryAgain
-from offload.model.part import StreamPart
+from offload.model.part import part_name
 from offload.model.position import OFFSET_MAX, PartOffset
 from offload.read.batches import Messages, Window, messages_of
 from offload.read.watch import SECONDS_MAX, SECONDS_MIN, StreamWatch
@@ -348,7 +348,7 @@ class Crossing:
             )
 
     def _skip(self, offset: int) -> None:
-        name = StreamPart(self.tier.stream, self.place.part).name
+        name = part_name(self.tier.stream, self.place.part)
         self.emit(Skipped(stream=name, from_offset=self.place.offset, to_offset=offset))
         self.place, self._side = PartOffset(self.place.part, offset), None
 
@@ -442,7 +442,7 @@ class Crossing:
         # wait, and each wait begins with a look at the tier.
         while (known := self.tier.manifest) is not None:
             try:
-                await watch.news(StreamPart(self.tier.stream, self.tier.newest), known)
+                await watch.news(self.tier.stream, self.tier.newest, known)
             except TryAgain:
                 if ReadSide.LOCAL not in self.sides:
                     raise

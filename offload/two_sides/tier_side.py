@@ -20,7 +20,7 @@ from offload.formats.entries import messages
 from offload.ground.errors import Absent, Corrupt, Diverged, Divergence, NotOffloaded, StreamDeleted, TryAgain
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart
+from offload.parts.whole_stream import WholeStream
 from offload.read.batches import Window
 from offload.read.joined import part_numbered
 from offload.read.reader import StreamReader
@@ -126,7 +126,7 @@ class TierSide:
         if committed is None:
             return False
         if not committed.fragments:
-            part = await self._listed()
+            part = await WholeStream(self.catalogue, self.stream).part(self.newest)
             with reading_source():
                 return await check_empty(part, committed, snapshot)
         try:
@@ -191,15 +191,6 @@ class TierSide:
         if self._last is None or self._last[0] != end:
             self._last = end, await last_chunk(self.catalogue, committed)
         return self._last[1]
-
-    async def _listed(self) -> StreamPart:
-        """Return the newest part with what its record says, which only a listing shows."""
-        number = self.newest
-        if number > 1:
-            for part in await self.catalogue.parts(self.stream, after=number - 1):
-                if part.number == number:
-                    return part
-        return StreamPart(self.stream, number)
 
     def _tell(self, event: Event) -> None:
         # Whoever reads both sides knows better what is skipped.

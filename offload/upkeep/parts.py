@@ -35,7 +35,8 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.ground.env import Env
 from offload.ground.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart, part_like
+from offload.model.part import part_like
+from offload.parts.whole_stream import WholeStream, part_named
 from offload.upkeep.retention import Retention, TrimReport, delete_stream, first_ahead, plan_trim, trim
 from offload.write.writer import StreamWriter
 
@@ -44,7 +45,6 @@ __all__ = [
     "delete_parts",
     "link_copy",
     "live_manifests",
-    "part_named",
     "refuse_new_parts",
     "refuse_unseen",
     "trim_parts",
@@ -61,28 +61,21 @@ async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manife
     return found
 
 
-async def _looked(offloader: LedgerOffloader, stream: str) -> tuple[list[Manifest], list[StreamPart]]:
-    """Return the newest manifests of the live parts, and the parts that were recorded and have no commit."""
-    found, recorded = list[Manifest](), list[StreamPart]()
-    for part in [StreamPart(stream), *await offloader.parts(stream)]:
+async def _looked(offloader: LedgerOffloader, stream: str) -> tuple[list[Manifest], list[str]]:
+    """Return the newest manifests of the live parts, and the names of those that have no commit yet."""
+    found, recorded = list[Manifest](), list[str]()
+    for name in await WholeStream(offloader, stream).names():
         try:
-            found.append(await offloader.load_manifest(part.name))
+            found.append(await offloader.load_manifest(name))
         except StreamDeleted:
             continue
         except BeingRebuilt:  # it may have data, and nobody knows how much
             raise
         except NotOffloaded:
-            if part.number == 1:
+            if name == stream:
                 raise
-            recorded.append(part)
+            recorded.append(name)
     return found, recorded
-
-
-async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:
-    """Return the later part of a stream that has this name, or None. A name of another form costs nothing."""
-    part = part_like(name)
-    found = [] if part.number == 1 else await catalogue.parts(part.first, after=part.number - 1)
-    return next((each for each in found if each == part), None)
 
 
 async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> None:
@@ -106,7 +99,7 @@ async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> 
     # if the source's part was deleted. A part without data is passed over.
     of_source, of_target = await source.parts(part.first), await target.streams()
     known = {each.number: each for each in of_source}
-    for lower in (known.get(number, StreamPart(part.first, number)) for number in range(2, part.number)):
+    for lower in (known.get(number, part.numbered(number)) for number in range(2, part.number)):
         if lower.name not in of_target and lower not in of_source and await _is_live(source, lower.name):
             raise Conflict(
                 f"{lower.name!r} of {source.url} is a stream of its own, and part {part.number} of stream "
@@ -261,9 +254,7 @@ async def refuse_new_parts(offloader: LedgerOffloader, stream: str, *, env: Env 
             return
         if live:
             raise _unseen(live[0].stream, stream)
-        for part in recorded:
+        for name in recorded:
             with suppress(Conflict):  # somebody has claimed it, and the next look finds that
-                writer = await StreamWriter.claim(
-                    offloader, part.name, is_new=True, expected_version=0, env=env
-                )
-                await delete_stream(offloader, part.name, seen=writer.manifest, env=env)
+                writer = await StreamWriter.claim(offloader, name, is_new=True, expected_version=0, env=env)
+                await delete_stream(offloader, name, seen=writer.manifest, env=env)

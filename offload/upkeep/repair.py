@@ -63,14 +63,13 @@ from offload.model.attempt import Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart
 from offload.native.fragment_reader import load_tail
 from offload.native.key_ring import unlocked
 from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
+from offload.parts.whole_stream import WholeStream, part_named
 from offload.upkeep.copy.runs import snapshot_of
 from offload.upkeep.copy.transfer import read_back
-from offload.upkeep.parts import part_named
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify
 from offload.write.job import Job
@@ -126,15 +125,18 @@ class RepairedFragment:
         }
 
 
-Elsewhere = Callable[[StreamPart, range], Awaitable[Snapshot]]
-"""Returns what the other place has of a part: at least what it has of these offsets. The caller closes it."""
+Elsewhere = Callable[[str, str, range], Awaitable[Snapshot]]
+"""Returns what the other place has of a part of a stream: at least what it has of these offsets.
+
+It takes the names of the stream and of the part. The caller closes the snapshot.
+"""
 
 
 def of_source(source: Source) -> Elsewhere:
     """Return the records of a broker's files."""
 
-    async def records(part: StreamPart, offsets: range) -> Snapshot:
-        return await (await source.stream(part.first)).snapshot()
+    async def records(stream: str, part: str, offsets: range) -> Snapshot:
+        return await (await source.stream(stream)).snapshot()
 
     return records
 
@@ -142,8 +144,8 @@ def of_source(source: Source) -> Elsewhere:
 def of_tier(tier: LedgerOffloader) -> Elsewhere:
     """Return the records of another tier, whose parts have the same names."""
 
-    async def records(part: StreamPart, offsets: range) -> Snapshot:
-        manifest = await tier.load_manifest(part.name)
+    async def records(stream: str, part: str, offsets: range) -> Snapshot:
+        manifest = await tier.load_manifest(part)
         return await snapshot_of(tier, manifest, since=offsets.start, until=offsets.stop)
 
     return records
@@ -177,8 +179,9 @@ async def repair_stream(
     """
     tier = native(offloader, to="repair")
     found = await verify(offloader, stream=stream, level=level, progress=progress)
-    named = await part_named(offloader, stream) or StreamPart(stream)
-    parts = {escape(part.name): part for part in (named, *await offloader.parts(stream))}
+    later = await part_named(offloader, stream)
+    whole = stream if later is None else later.first
+    parts = {escape(name): name for name in await WholeStream(offloader, stream).names()}
     repairs: dict[str, _Repair] = {}
     try:
         # From the end: a fragment that is repaired proves the one before it.
@@ -189,8 +192,8 @@ async def repair_stream(
                 if (part := parts.get(folder)) is None:
                     raise _no_fragment(tier, damage.where, stream)
                 if folder not in repairs:
-                    repairs[folder] = await _Repair.begin(tier, part, records, dry_run=dry_run)
-                done = await repairs[folder].repaired(replace(done, stream=part.name))
+                    repairs[folder] = await _Repair.begin(tier, whole, part, records, dry_run=dry_run)
+                done = await repairs[folder].repaired(replace(done, stream=part))
             except StoreDenied:
                 raise
             except OffloadError as error:
@@ -268,23 +271,26 @@ class _Repair:
     """The repair of one part."""
 
     tier: ObjectStoreOffloader
-    part: StreamPart
+    stream: str
+    """The name of the whole stream."""
+    part: str
+    """The name of the part."""
     records: Elsewhere
     dry_run: bool
     job: Job
     keys: StreamKeys = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = StreamKeys(self.part.name)
+        self.keys = StreamKeys(self.part)
 
     @classmethod
     async def begin(
-        cls, tier: ObjectStoreOffloader, part: StreamPart, records: Elsewhere, *, dry_run: bool
+        cls, tier: ObjectStoreOffloader, stream: str, part: str, records: Elsewhere, *, dry_run: bool
     ) -> _Repair:
         """Begin, and drop the attempts that a killed repair left."""
-        manifest = await tier.load_manifest(part.name)
-        job = await Job.begin(tier, part.name, uid=repair_identity(manifest))
-        repairing = cls(tier=tier, part=part, records=records, dry_run=dry_run, job=job)
+        manifest = await tier.load_manifest(part)
+        job = await Job.begin(tier, part, uid=repair_identity(manifest))
+        repairing = cls(tier=tier, stream=stream, part=part, records=records, dry_run=dry_run, job=job)
         await repairing.end()
         return repairing
 
@@ -300,7 +306,7 @@ class _Repair:
             done = replace(done, first_offset=entry.first_offset, next_offset=entry.next_offset)
             # One offset more on each side: the chunks there are compared if the index is gone.
             around = range(max(entry.first_offset - 1, 0), entry.next_offset + 1)
-            async with await self.records(self.part, around) as snapshot:
+            async with await self.records(self.stream, self.part, around) as snapshot:
                 fetched = await fetch(snapshot, entry)
                 done = replace(done, compared=await self._compare(snapshot, fetched, entry))
             if entry.encrypted and not await self.tier.encrypts(self.job.manifest):
@@ -322,7 +328,7 @@ class _Repair:
         view = self.tier.view_of(await self.job.refresh())
         entry = None if parsed is None else await view.find(parsed[0])
         if entry is None or parsed != (entry.first_offset, entry.attempt):
-            raise _no_fragment(self.tier, key, self.part.name)
+            raise _no_fragment(self.tier, key, self.part)
         return entry
 
     async def _compare(self, snapshot: Snapshot, fetched: _Fetched, entry: Entry) -> Compared:
@@ -346,7 +352,7 @@ class _Repair:
                     table = await handle.table()
                     rows = table[:1] if compared is Compared.CHUNK_BEHIND else table[-1:]
                     raw = bytes(await handle.read(rows))
-                await check_chunk(self.part.name, raw, snapshot)
+                await check_chunk(self.part, raw, snapshot)
                 return compared
         return Compared.TOTALS
 

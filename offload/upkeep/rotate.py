@@ -60,7 +60,7 @@ from offload.native.key_objects import (
 )
 from offload.native.layout_check import native
 from offload.native.offloader import ObjectStoreOffloader
-from offload.read.joined import with_parts
+from offload.parts.whole_stream import with_parts
 
 __all__ = ["Rotated", "rotate"]
 

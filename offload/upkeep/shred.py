@@ -60,13 +60,13 @@ from offload.ground.errors import (
     TryAgain,
 )
 from offload.model.manifest import Manifest, StreamState
-from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import asking, decode_key_object, unwrap_key
 from offload.native.layout_check import native
 from offload.native.lost_roots import loss_shown_by_base
 from offload.native.offloader import ObjectStoreOffloader
+from offload.parts.whole_stream import WholeStream
 from offload.upkeep.parts import refuse_new_parts, refuse_unseen
 from offload.upkeep.retention import delete_stream, load_unless_deleted
 
@@ -199,14 +199,14 @@ async def plan_parts(tier: Catalogue, stream: str, *, service: KeyService | None
     Shred the last one first. Raises as `plan_shred` does for the first part that cannot be shredded.
     """
     plans = list[ShredPlan]()
-    for part in [StreamPart(stream), *await tier.parts(stream)]:
+    for name in await WholeStream(tier, stream).names():
         try:
-            is_later = part.number > 1
-            plans.append(await plan_shred(tier, part.name, service=service, may_be_empty=is_later))
+            is_later = name != stream
+            plans.append(await plan_shred(tier, name, service=service, may_be_empty=is_later))
         except BeingRebuilt:
             raise
         except NotOffloaded:
-            if part.number == 1:
+            if name == stream:
                 raise  # a later part may be begun, and have no data and no key yet
     names = tuple(plan.stream for plan in plans)
     return [replace(plan, parts=names) for plan in plans]

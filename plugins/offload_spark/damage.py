@@ -24,7 +24,6 @@ from offload.contracts.catalogue import StreamView
 from offload.ground.errors import AnchorLost, Corrupt, OffloadError, RootsLost
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry, entries_of_rows
-from offload.model.part import StreamPart
 
 WantedRows: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
 """True for each row of a table that is wanted."""
@@ -36,15 +35,16 @@ _log: Final = logging.getLogger(__name__)
 class DamagedRange:
     """The offsets of damaged records, in [first_offset, next_offset), and the damage."""
 
-    of: StreamPart
+    stream: str
+    part: int
     first_offset: int
     next_offset: int
     damage: Corrupt
 
     def __str__(self) -> str:
         """Return the stream, its part if it has several, and the offsets."""
-        part = f", part {self.of.number}" if self.of.number > 1 else ""
-        return f"stream {self.of.first!r}{part}: offsets [{self.first_offset}, {self.next_offset})"
+        part = f", part {self.part}" if self.part > 1 else ""
+        return f"stream {self.stream!r}{part}: offsets [{self.first_offset}, {self.next_offset})"
 
     def error(self) -> Corrupt:
         """Return the damage as the error of a read that fails: with the offsets, and what to do."""
@@ -74,8 +74,8 @@ def table_of(ranges: Iterable[DamagedRange]) -> pa.RecordBatch:
     """Return the ranges as rows of `TABLE`."""
     rows = [
         {
-            "stream": each.of.first,
-            "part": each.of.number,
+            "stream": each.stream,
+            "part": each.part,
             "first_offset": each.first_offset,
             "next_offset": each.next_offset,
             "object": each.damage.where,
@@ -88,9 +88,10 @@ def table_of(ranges: Iterable[DamagedRange]) -> pa.RecordBatch:
 
 async def damaged_range(
     view: StreamView,
-    of: StreamPart,
     damage: Corrupt,
     *,
+    stream: str,
+    part: int,
     at: int,
     until: int,
     keep: WantedRows | None,
@@ -108,7 +109,9 @@ async def damaged_range(
                 for entry in entries_of_rows(run):
                     if (found := await _damaged_in(view, entry, at=at, until=until, keep=keep)) is not None:
                         first, stop = found
-                        return DamagedRange(of=of, first_offset=first, next_offset=stop, damage=damage)
+                        return DamagedRange(
+                            stream=stream, part=part, first_offset=first, next_offset=stop, damage=damage
+                        )
     except OffloadError as error:
         raise damage from error
     raise damage

@@ -245,8 +245,8 @@ def _part(part: PlannedPart, places: Iterator[str]) -> dict[str, Any]:
     """Return a part for JSON. Takes the places of its fragments from `places`."""
     committed, bounds = part.committed, part.bounds
     return {
-        "name": part.of.first,
-        "number": part.of.number,
+        "name": part.stream,
+        "number": part.part,
         "stream": committed.stream,
         "incarnation": committed.incarnation.hex,
         "first": part.first,

@@ -26,8 +26,8 @@ from offload.contracts.catalogue import Catalogue, StreamView
 from offload.ground.env import Env
 from offload.ground.errors import BeingRebuilt, NotOffloaded, StreamDeleted
 from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart
-from offload.read.joined import grouped, live_parts
+from offload.model.part import part_name
+from offload.parts.whole_stream import WholeStream, grouped
 from offload_spark.options import ReadOptions
 from offload_spark.planning import ChosenStream, each_of, raise_with_nearest, stream_of
 
@@ -53,7 +53,7 @@ class KnownStreams:
         self._env, self._look_seconds = env or Env(), look_seconds
         self._looked_at = -inf
         self._names: Sequence[str] | None = None
-        self._parts: dict[str, list[StreamPart]] = {}
+        self._streams: dict[str, WholeStream] = {}
         self._views: dict[str, dict[int, StreamView]] = {}
         self._empty: set[str] = set()
         """The streams that had no committed data at the last look."""
@@ -64,7 +64,7 @@ class KnownStreams:
         Raises `NotOffloaded` for a named stream that does not exist or was deleted.
         """
         await self._look()
-        asked = [name for name in self._parts if name not in self._empty]
+        asked = [name for name in self._streams if name not in self._empty]
         found = dict(zip(asked, await each_of(self._refreshed, asked), strict=True))
         self._views = {name: views for name, views in found.items() if views}
         self._empty |= found.keys() - self._views.keys()
@@ -73,18 +73,18 @@ class KnownStreams:
     @property
     def names(self) -> list[str]:
         """The chosen streams, as the last look found them, deleted ones too."""
-        return [*self._parts]
+        return [*self._streams]
 
-    async def part(self, part: StreamPart) -> CommittedStream:
+    async def part(self, stream: str, number: int) -> CommittedStream:
         """Return the newest state of one part. One listing if it is known and there is nothing newer.
 
         Raises as `Catalogue.view` does.
         """
-        known = self._views.get(part.first, {}).get(part.number)
+        known = self._views.get(stream, {}).get(number)
         with suppress(StreamDeleted):  # begun again, perhaps: the whole view says what is there now
             if known is not None:
                 return (await self.catalogue.newer_view(known.committed) or known).committed
-        return (await self.catalogue.view(part.name)).committed
+        return (await self.catalogue.view(part_name(stream, number))).committed
 
     async def _look(self) -> None:
         """Find the streams, and their parts if that is due."""
@@ -93,14 +93,13 @@ class KnownStreams:
         if named := self.options.streams.names:
             if is_due:
                 names = [*dict.fromkeys(named)]
-                later = await each_of(self.catalogue.parts, names)
-                self._parts = {
-                    name: [StreamPart(name), *more] for name, more in zip(names, later, strict=True)
-                }
+                found = {name: WholeStream(self.catalogue, name) for name in names}
+                await each_of(WholeStream.parts, found.values())
+                self._streams = found
         # The names of all parts are in the list. While it is the same, no part was begun.
         elif (names := await self.catalogue.streams()) != self._names:
-            every = {parts[0].first: parts for parts in await grouped(self.catalogue, names=names)}
-            self._parts = {name: every[name] for name in self.options.streams.of([*every])}
+            every = {stream.name: stream for stream in await grouped(self.catalogue, names=names)}
+            self._streams = {name: every[name] for name in self.options.streams.of([*every])}
             self._names = names
         if is_due:  # not before: a look that failed is made again by the next call
             self._looked_at = now
@@ -108,29 +107,25 @@ class KnownStreams:
 
     async def _refreshed(self, name: str) -> dict[int, StreamView]:
         """Return the newest view of each part that has data; none if a stream has none and was not named."""
-        parts, known = self._parts[name], self._views.get(name)
+        stream, known = self._streams[name], self._views.get(name)
         try:
             if known is not None:
                 with suppress(NotOffloaded):  # deleted, or begun again: load everything below
-                    return await self._newer(name, parts, known)
-            return dict(await live_parts(self.catalogue, name, parts))
+                    return await self._newer(stream, known)
+            return dict(await stream.views())
         except NotOffloaded as error:
             if self.options.streams.names:
                 await raise_with_nearest(self.catalogue, name, error)
             return {}
 
-    async def _newer(
-        self, name: str, parts: Sequence[StreamPart], known: dict[int, StreamView]
-    ) -> dict[int, StreamView]:
+    async def _newer(self, stream: WholeStream, known: dict[int, StreamView]) -> dict[int, StreamView]:
         last = max(known)
-        begun: list[tuple[int, StreamView]] = []
-        if later := [part for part in parts if part.number > last]:
-            try:
-                # Before the part that was the newest: it takes no more data after these have a root.
-                begun = await live_parts(self.catalogue, name, later)
-            except BeingRebuilt:
-                raise
-            except NotOffloaded:  # they were deleted, or have no commit yet
-                begun = []
+        try:
+            # Before the part that was the newest: it takes no more data after these have a root.
+            begun = await (await stream.behind(last)).views()
+        except BeingRebuilt:
+            raise
+        except NotOffloaded:  # they were deleted, or have no commit yet
+            begun = []
         newer = await self.catalogue.newer_view(known[last].committed)
         return {**known, last: newer or known[last], **dict(begun)}

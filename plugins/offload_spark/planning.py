@@ -29,9 +29,9 @@ from offload.ground.tasks import in_order, one_by_one
 from offload.model.entry import Entries, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart
 from offload.model.position import AtTime, PartOffset
-from offload.read.joined import grouped, live_parts, place_of
+from offload.parts.whole_stream import WholeStream, grouped
+from offload.read.joined import place_of
 from offload.read.reader import StreamReader
 from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
@@ -56,8 +56,11 @@ tens of milliseconds before it reads. So tiny fragments share a task, and enough
 class PlannedPart:
     """A part of one stream, in the form that a task gets."""
 
-    of: StreamPart
-    """The stream by the name that rows have, and the number of its part."""
+    stream: str
+    """The name of the stream in its rows."""
+
+    part: int
+    """The number of the stream's part."""
 
     committed: CommittedStream
     """The stream with the part's own fragments alone."""
@@ -74,7 +77,8 @@ class PlannedPart:
 class PlannedPiece:
     """A whole fragment, or a piece of one."""
 
-    of: StreamPart
+    stream: str
+    part: int
     committed: CommittedStream
     entry: Entries
     """The fragment's entry, as an array of one row."""
@@ -117,10 +121,15 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
         end = await stream.place_of(options.end, strict=strict)
         found: list[PlannedPiece] = []
         for reader in stream.readers:
-            committed, of = reader.manifest, stream.part_of(reader)
             # A part before the start, or behind the end, has an empty range, and no piece.
             first, until = stream.begin_in(reader, start), stream.begin_in(reader, end)
-            found += await pieces_of(catalogue, of, committed, bounds.and_offsets(first, until))
+            found += await pieces_of(
+                catalogue,
+                reader.manifest,
+                bounds.and_offsets(first, until),
+                stream=stream.name,
+                part=reader.part,
+            )
         return found
 
     streams = await chosen(catalogue, options, bounds)
@@ -134,10 +143,6 @@ class ChosenStream:
 
     name: str
     readers: Sequence[StreamReader]
-
-    def part_of(self, reader: StreamReader) -> StreamPart:
-        """Return the part that a reader reads, under the name of the stream."""
-        return StreamPart(self.name, reader.part)
 
     async def place_of(self, edge: Edge, *, strict: bool) -> PartOffset:
         """Return the place of an edge. If not `strict`, an offset that no part has becomes the nearest."""
@@ -168,18 +173,18 @@ async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds)
     A named stream costs one listing for its parts. A part that is named itself is read alone. Otherwise a
     part is read with its stream, and costs nothing that a stream of its own would not cost.
     """
-    # None: the parts are looked up when the turn of the stream comes.
-    known: dict[str, list[StreamPart] | None] = dict.fromkeys(options.streams.names)
+    # The parts of a named stream are looked up when its turn comes.
+    known = {name: WholeStream(catalogue, name) for name in options.streams.names}
     if not known:
-        every = {parts[0].first: parts for parts in await grouped(catalogue)}
+        every = {stream.name: stream for stream in await grouped(catalogue)}
         known = {name: every[name] for name in options.streams.of([*every])}
     options.streams.check_offsets("startingOffsets", options.start, [*known])
     options.streams.check_offsets("endingOffsets", options.end, [*known])
-    wanted = {name: parts for name, parts in known.items() if bounds.holds_stream(name)}
+    wanted = {name: stream for name, stream in known.items() if bounds.holds_stream(name)}
 
     async def views_of(name: str) -> Sequence[tuple[int, StreamView]]:
         try:
-            return await live_parts(catalogue, name, wanted[name])
+            return await wanted[name].views()
         except NotOffloaded as error:
             if options.streams.names:
                 await raise_with_nearest(catalogue, name, error)
@@ -231,9 +236,9 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
 
 
 async def pieces_of(
-    catalogue: Catalogue, of: StreamPart, committed: CommittedStream, bounds: ScanBounds
+    catalogue: Catalogue, committed: CommittedStream, bounds: ScanBounds, *, stream: str, part: int
 ) -> list[PlannedPiece]:
-    """Return the fragments of a stream that may have records within these bounds, each as one piece."""
+    """Return the fragments of a part that may have records within these bounds, each as one piece."""
     if bounds.is_empty:
         return []
     found = []
@@ -241,20 +246,30 @@ async def pieces_of(
         async for run in runs:
             wanted = bounds.of_fragments(run)
             found += [
-                _piece(of, committed, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()
+                _piece(stream, part, committed, run[row : row + 1], bounds)
+                for row in np.flatnonzero(wanted).tolist()
             ]
             if _next_offset(run[-1:]) >= bounds.next_offset:
                 break
     return found
 
 
-def _piece(of: StreamPart, committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> PlannedPiece:
+def _piece(
+    stream: str, part: int, committed: CommittedStream, entry: Entries, bounds: ScanBounds
+) -> PlannedPiece:
     """Return a fragment as a piece. Its size is scaled by the share of its offsets that is wanted."""
     first, until = int(entry["first_offset"][0]), _next_offset(entry)
     share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
     size = int(entry["data_size_bytes"][0]) * share // (until - first)
     return PlannedPiece(
-        of=of, committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size
+        stream=stream,
+        part=part,
+        committed=committed,
+        entry=entry,
+        first=first,
+        until=until,
+        bounds=bounds,
+        size_bytes=size,
     )
 
 
@@ -297,7 +312,8 @@ def parts_of(pieces: Iterable[PlannedPiece]) -> list[PlannedPart]:
             runs.append([piece])
     return [
         PlannedPart(
-            of=run[0].of,
+            stream=run[0].stream,
+            part=run[0].part,
             committed=of_fragments(run[0].committed, joined_entries(*(piece.entry for piece in run))),
             first=run[0].first,
             until=run[-1].until,

@@ -57,7 +57,9 @@ class Scan:
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
-                    yield from self.maker.batches(wanted, of=part.of, ledger_id=int(ledgers[row]))
+                    yield from self.maker.batches(
+                        wanted, stream=part.stream, part=part.part, ledger_id=int(ledgers[row])
+                    )
 
     def damages(self, parts: Sequence[PlannedPart]) -> Iterator[DamagedRange]:
         """Read these parts whole, and yield the ranges that a read with `OnDamage.SKIP` leaves out."""
@@ -94,8 +96,9 @@ class Scan:
         view = self.tier.catalogue.view_of(reader.manifest)
         looking = damaged_range(
             view,
-            part.of,
             damage,
+            stream=part.stream,
+            part=part.part,
             at=max(at, reader.manifest.first_offset),
             until=part.until,
             keep=None if is_of_table else lambda rows: _wanted(part, rows),

@@ -22,7 +22,6 @@ from offload.contracts.catalogue import Catalogue
 from offload.ground.errors import Misuse, NotOffloaded, UnsupportedFormat
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream
-from offload.model.part import StreamPart
 from offload.model.position import PartOffset
 from offload.read.reader import StreamReader
 from offload_spark.bounds import ScanBounds
@@ -55,13 +54,16 @@ class QueryProgress:
     begins here.
     """
 
-    of: StreamPart
-    """The stream by the name that rows have, and the number of the part."""
+    stream: str
+    """The name of the stream in its rows."""
+
+    part: int
+    """The number of the part."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the place in the form of Spark's checkpoint. A first part has no more than ever."""
         place = {"incarnation": str(self.incarnation), "offset": self.offset, "begin": self.begin}
-        return place if self.of.number == 1 else {**place, "of": self.of.first, "part": self.of.number}
+        return place if self.part == 1 else {**place, "of": self.stream, "part": self.part}
 
     @classmethod
     def of_json(cls, stream: str, at: Mapping[str, Any]) -> QueryProgress:
@@ -70,7 +72,8 @@ class QueryProgress:
             incarnation=UUID(at["incarnation"]),
             offset=int(at["offset"]),
             begin=int(at["begin"]),
-            of=StreamPart(at["of"], int(at["part"])) if "of" in at else StreamPart(stream),
+            stream=at.get("of", stream),
+            part=int(at["part"]) if "of" in at else 1,
         )
 
 
@@ -143,7 +146,8 @@ async def newest(known: KnownStreams) -> Mark:
                 incarnation=each.incarnation,
                 offset=each.next_offset,
                 begin=each.first_offset,
-                of=stream.part_of(reader),
+                stream=stream.name,
+                part=reader.part,
             )
             for stream in await known.newest()
             for reader in stream.readers
@@ -207,7 +211,9 @@ _GO_ON: Final = "to continue with the data that exists, set failOnDataLoss=false
 def _begin(stream: ChosenStream, reader: StreamReader, start: PartOffset) -> QueryProgress:
     offset = stream.begin_in(reader, start)
     incarnation = reader.manifest.incarnation
-    return QueryProgress(incarnation=incarnation, offset=offset, begin=offset, of=stream.part_of(reader))
+    return QueryProgress(
+        incarnation=incarnation, offset=offset, begin=offset, stream=stream.name, part=reader.part
+    )
 
 
 async def _begun(
@@ -215,7 +221,7 @@ async def _begun(
 ) -> QueryProgress:
     """Return where the query begins in a stream, or in a part, that it does not know yet."""
     # A part continues a stream that the query reads already. The start of the options lies behind the query.
-    if any(at.of.first == stream.name for at in mark.places.values()):
+    if any(at.stream == stream.name for at in mark.places.values()):
         return _begin(stream, reader, PartOffset(reader.part, reader.manifest.first_offset))
     return _begin(stream, reader, await stream.place_of(options.start, strict=options.fail_on_data_loss))
 
@@ -289,7 +295,7 @@ async def _pieces(known: KnownStreams, stream: str, at: QueryProgress, first: in
     options = known.options
     try:
         # The manifest as it is now: trims and deletions since the mark are found before a task starts.
-        committed = await known.part(at.of)
+        committed = await known.part(at.stream, at.part)
     except NotOffloaded:
         if options.fail_on_data_loss:
             raise
@@ -305,4 +311,4 @@ async def _pieces(known: KnownStreams, stream: str, at: QueryProgress, first: in
     if committed.incarnation != at.incarnation:
         return []  # another stream of this name: it has other records at these offsets
     bounds = ScanBounds(first_offset=first, next_offset=at.offset)
-    return await pieces_of(known.catalogue, at.of, committed, bounds)
+    return await pieces_of(known.catalogue, committed, bounds, stream=at.stream, part=at.part)

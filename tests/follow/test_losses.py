@@ -13,12 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from offload import StreamWriter, build_chunk, delete_stream, open_tier
 from offload.contracts.events import RecordsLost
 from offload.follow.follower import Follower
-from offload.follow.gaps import SeenTail, gaps_of, lost_of
+from offload.follow.gaps import SeenTail, lost_of
 from offload.follow.pauses import SIGNS_SECONDS
 from offload.ground.errors import TryAgain
 from offload.log.memory_handle import MemoryHandle
 from offload.model.gaps import GapKind, PartEnds, StreamGap, gaps_between, lost_records
 from offload.model.part import StreamPart
+from offload.parts.whole_stream import WholeStream
 from offload.service.metrics import ServiceMetrics
 from offload.upkeep.retention import Retention, trim
 
@@ -174,7 +175,7 @@ class TestAFollower:
             assert follower.status.part == 2
             assert numbers(follower) == (1, 0)
             assert told(world) == []
-            assert await gaps_of(world.tier(), "orders") == [gap(2, 30, 0, GapKind.OTHER_HISTORY)]
+            assert await WholeStream(world.tier(), "orders").gaps() == [gap(2, 30, 0, GapKind.OTHER_HISTORY)]
 
         run(scenario)
 
@@ -189,26 +190,19 @@ def test_the_tail_of_a_stream_is_lost_although_no_tier_was_ever_made(tmp_path: P
 
 class TestGapsOfATier:
     def test_the_gap_behind_a_part_with_data_is_exact(self) -> None:
-        parts = [(StreamPart("orders"), PartEnds(0, 10, 1)), (StreamPart("orders", 2), PartEnds(30, 40, 1))]
+        first, second = PartEnds(0, 10, 1), PartEnds(30, 40, 1)
 
-        assert gaps_between(parts) == [gap(2, 10, 30)]
-        assert gaps_between(parts[:1]) == []
+        assert gaps_between("orders", {1: first, 2: second}) == [gap(2, 10, 30)]
+        assert gaps_between("orders", {1: first}) == []
 
     def test_parts_that_touch_have_no_gap_between_them(self) -> None:
-        assert (
-            gaps_between(
-                [(StreamPart("orders"), PartEnds(0, 10, 1)), (StreamPart("orders", 2), PartEnds(10, 40, 1))]
-            )
-            == []
-        )
+        assert gaps_between("orders", {1: PartEnds(0, 10, 1), 2: PartEnds(10, 40, 1)}) == []
 
     def test_the_part_behind_a_restore_says_nothing_about_a_gap(self) -> None:
         """Its offsets are those of the stream that was restored."""
-        restored = StreamPart("orders", 2, behind=b"a header")
+        ends = {1: PartEnds(0, 10, 1), 2: PartEnds(30, 40, 1)}
 
-        assert (
-            gaps_between([(StreamPart("orders"), PartEnds(0, 10, 1)), (restored, PartEnds(30, 40, 1))]) == []
-        )
+        assert gaps_between("orders", ends, behind=[2]) == []
 
     def test_a_number_behind_trimmed_data_is_only_an_upper_bound(self) -> None:
         async def scenario(world: World) -> None:
@@ -221,12 +215,12 @@ class TestGapsOfATier:
             world.source.append()
             await world.run(follower, 60)
             tier = world.tier()
-            assert await gaps_of(tier, "orders") == [gap(2, 10, 30)]
+            assert await WholeStream(tier, "orders").gaps() == [gap(2, 10, 30)]
 
             for name in ("orders", "orders-part-2"):
                 await trim(tier, name, Retention(before_offset=40))
 
-            found = await gaps_of(tier, "orders")
+            found = await WholeStream(tier, "orders").gaps()
             assert [(each.kind, each.records) for each in found] == [(GapKind.AT_MOST, 30)]
             assert lost_records(found) == 0
 
@@ -242,10 +236,10 @@ class TestGapsOfATier:
                 writer = await StreamWriter.claim(tier, part.name, is_new=True, first_offset=offset)
                 chunk = build_chunk([b"x"] * 10, offset=offset, timestamp_ms=1, epoch=1)
                 await writer.offload([MemoryHandle([chunk])])
-            assert await gaps_of(tier, "orders") == [gap(3, 20, 40)]
+            assert await WholeStream(tier, "orders").gaps() == [gap(3, 20, 40)]
 
             await delete_stream(tier, "orders-part-2")
 
-            assert await gaps_of(tier, "orders") == [gap(3, 10, 40, GapKind.AT_MOST)]
+            assert await WholeStream(tier, "orders").gaps() == [gap(3, 10, 40, GapKind.AT_MOST)]
 
         asyncio.run(scenario(World()))

@@ -125,7 +125,8 @@ def pieces(count: int, *, size_bytes: int) -> list[PlannedPiece]:
     entries["first_offset"] = np.arange(count) * 2
     return [
         PlannedPiece(
-            of=part.of,
+            stream=part.stream,
+            part=part.part,
             committed=part.committed,
             entry=entries[n : n + 1],
             first=2 * n,

@@ -36,7 +36,7 @@ from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import rows_of_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest, Running
-from offload.read.joined import with_parts
+from offload.parts.whole_stream import with_parts
 from offload.read.reader import newer_manifest
 from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
 from offload.write.job import Job

@@ -34,7 +34,7 @@ from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.model.part import part_like
 from offload.native.layout_check import native
-from offload.read.joined import with_parts
+from offload.parts.whole_stream import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES, TierRun, snapshot_of
 from offload.upkeep.copy.transfer import (
     AnnouncedRange,

@@ -26,7 +26,7 @@ from offload.ground.env import Env
 from offload.ground.errors import Absent, Corrupt, Misuse, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
-from offload.read.joined import with_parts
+from offload.parts.whole_stream import with_parts
 from offload.read.reader import StreamReader
 from offload.store.rate import Rate
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport

@@ -18,7 +18,7 @@ from offload.model.compression import Compression
 from offload.model.part import part_like
 from offload.opening.blocking import Blocking
 from offload.opening.session import Session
-from offload.read.joined import with_parts
+from offload.parts.whole_stream import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
 from offload.upkeep.copy.tier import Committed, Copied, refuse_itself, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy
