@@ -20,7 +20,7 @@ import numpy as np
 from offload import EntryLedger, EntryLedgerStream, EntryRun, MemoryHandle, Snapshot, open_tier
 from offload.contracts.entries import EntrySizes
 from offload.copy.copier import StreamCopier
-from offload.model.part import StreamPart
+from offload.copy.next_part import PartOnTier
 
 LEDGERS = 4
 
@@ -67,7 +67,7 @@ async def copied(snapshot: Callable[[], Awaitable[Snapshot]], folder: Path) -> t
     """Copy a snapshot to a new tier. Return the seconds, and those of the processor."""
     began, used = time.perf_counter(), time.process_time()
     async with open_tier(str(folder)) as tier, await snapshot() as taken:
-        copier = StreamCopier(part=StreamPart("orders"), offloader=tier)
+        copier = StreamCopier(part=PartOnTier.first(tier, "orders"))
         await copier.compare(taken, known_to_be_new=True)
         await copier.copy(taken, taken.next_offset)
     return time.perf_counter() - began, time.process_time() - used

@@ -52,7 +52,7 @@ from stopwatch import Stopwatch
 
 from offload import EntryLedger, EntryLedgerStream, EntryRun, Session
 from offload.copy.copier import StreamCopier
-from offload.model.part import StreamPart
+from offload.copy.next_part import PartOnTier
 
 MIB: Final = 2**20
 BLOCK_SIZE_BYTES: Final = 64 * MIB
@@ -144,7 +144,7 @@ class Bench:
 
         async def write() -> None:
             async with await EntryLedgerStream("orders", ledgers).snapshot() as taken:
-                copier = StreamCopier(part=StreamPart("orders"), offloader=tier)
+                copier = StreamCopier(part=PartOnTier.first(tier, "orders"))
                 await copier.compare(taken, known_to_be_new=True)
                 await copier.copy(taken, taken.next_offset)
 

@@ -24,9 +24,9 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
 from offload.copy.after_restore import begin_behind, refuse_gone_on, restored_part
 from offload.copy.history import end_of_chunk
+from offload.copy.next_part import PartOnTier
 from offload.ground.errors import Misuse, NotOffloaded, TryAgain
 from offload.model.gaps import StreamGap
-from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX
 from offload.opening.backends import as_offloader
 from offload.read.reader import StreamReader
@@ -205,14 +205,13 @@ class _GoOn:
 
     def __init__(self, parts: ArchivedParts, tier: LedgerOffloader, state: CommandContext) -> None:
         self._parts, self._tier, self._state = parts, tier, state
-        self.part: StreamPart | None = None
+        self.part: PartOnTier | None = None
 
     @classmethod
     async def checked(cls, parts: ArchivedParts, catalogue: Catalogue, state: CommandContext) -> Self:
         """Raise `Diverged` before anything is restored if another part of the stream must be continued."""
         tier = as_offloader(catalogue)
-        restored, _ = restored_part(parts.live)
-        await refuse_gone_on(tier, restored)
+        await refuse_gone_on(PartOnTier(tier, restored_part(parts.live).part))
         return cls(parts, tier, state)
 
     async def __call__(self, header: bytes) -> None:
@@ -222,7 +221,9 @@ class _GoOn:
                 f"stream {committed.stream!r} has no messages: there is nothing to continue behind"
             )
         plugins, env = self._state.plugins, self._state.session.env
-        self.part = await begin_behind(self._tier, restored, committed, header, env=env, emit=plugins.emit)
+        self.part = await begin_behind(
+            PartOnTier(self._tier, restored), committed, header, env=env, emit=plugins.emit
+        )
 
 
 async def _compare(
@@ -301,7 +302,7 @@ def _tell(
         print(f"every message compared; the map is in {one_line(str(map_file))}")
     if begun is not None:
         print(
-            f"{one_line(begun.first)}: continues in part {begun.number}, which begins at offset "
+            f"{one_line(begun.stream)}: continues in part {begun.number}, which begins at offset "
             f"{end_of_chunk(begun.behind)} of the target"
         )
 
@@ -312,7 +313,7 @@ def _as_json(
     into: RestoreTarget,
     stream: str,
     map_file: Path | None,
-    begun: StreamPart | None,
+    begun: PartOnTier | None,
 ) -> dict[str, Any]:
     began = next((each for each in done if each.written_from < each.next_offset), done[-1])
     return {

@@ -22,92 +22,86 @@ back, and the reading refuses a chunk that has others behind the last one (`rest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from offload.contracts.events import Event, PartBegun
-from offload.contracts.offloader import LedgerOffloader
 from offload.copy.history import end_of_chunk, newest
-from offload.copy.next_part import close_before, never, record_part
+from offload.copy.next_part import PartOnTier, never
 from offload.ground.env import Env
 from offload.ground.errors import BeingRebuilt, Conflict, Diverged, NotOffloaded, StreamDeleted, TryAgain
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart
+from offload.parts.whole_stream import LivePart
 from offload.write.writer import StreamWriter
 
 __all__ = ["begin_behind", "open_behind", "refuse_gone_on", "restored_part"]
 
 
-def restored_part(
-    live: Sequence[tuple[StreamPart, CommittedStream]], header: bytes = b""
-) -> tuple[StreamPart, CommittedStream]:
+def restored_part(live: Sequence[LivePart], header: bytes = b"") -> LivePart:
     """Return the part, with its state, behind which a restore of all `live` parts goes on.
 
     It is the newest one, without those that begin behind a restore and were never used. `header` is that of
     the last restored chunk in the target: a part that begins behind it was begun by an earlier run.
     """
     found = live[0]
-    for part, committed in live:
-        if part.behind and part.behind == header:
+    for each in live:
+        if each.part.behind and each.part.behind == header:
             break
-        if not _is_unused(part, committed):
-            found = part, committed
+        if not _is_unused(each.part.behind, each.committed):
+            found = each
     return found
 
 
-async def refuse_gone_on(offloader: LedgerOffloader, part: StreamPart) -> None:
+async def refuse_gone_on(part: PartOnTier) -> None:
     """Raise `Diverged` if the stream has gone on in a part that no restore began. To be asked before one."""
-    for later, manifest in await _live_behind(offloader, part):
+    for later, manifest in await _live_behind(part):
         if not later.behind and manifest is not None:
             raise _gone_on(later)
 
 
 async def begin_behind(
-    offloader: LedgerOffloader,
-    part: StreamPart,
+    part: PartOnTier,
     restored: CommittedStream,
     header: bytes,
     *,
     env: Env,
     emit: Callable[[Event], None],
-) -> StreamPart:
+) -> PartOnTier:
     """Let the stream go on behind the chunk with this header in a new part, and return the part.
 
     `restored` is the state of `part` that was restored. May be repeated: it then returns the same part.
     Raises `TryAgain` if the archive has grown since, and `Diverged` if the stream has gone on in another
     part.
     """
-    last, begun_behind = part, await _live_behind(offloader, part)
+    last, begun_behind = part, await _live_behind(part)
     if begun_behind:
         # A sync continues the newest part only, so an earlier part of this header does not count.
         last = begun_behind[-1][0]
         if last.behind == header:
-            await open_behind(offloader, last, env=env)
+            await open_behind(last, env=env)
             return last
-    if used := [later for later, manifest in begun_behind if not _is_unused(later, manifest)]:
+    if used := [later for later, manifest in begun_behind if not _is_unused(later.behind, manifest)]:
         raise _gone_on(used[-1])
-    await _settle(offloader, part, restored, env)
+    await _settle(part, restored, env)
 
-    async def begin(following: StreamPart) -> None:
-        # Whoever copies the first data makes sure that it is encrypted if the part before is.
-        await offloader.begin_part(following, before=None)
-
-    begun = await record_part(offloader, last, begin, behind=header)
+    # Whoever copies the first data makes sure that it is encrypted if the part before is.
+    begun = await last.record_next(partial(part.offloader.begin_part, before=None), behind=header)
     if begun.behind != header:
-        raise Conflict(f"stream {part.first!r} has gone on as {begun.name!r} meanwhile")
-    await open_behind(offloader, begun, env=env)
+        raise Conflict(f"stream {part.stream!r} has gone on as {begun.name!r} meanwhile")
+    await open_behind(begun, env=env)
     first, ended = end_of_chunk(header), restored.next_offset
-    emit(PartBegun(stream=part.first, part=begun.number, first_offset=first, ended_offset=ended))
+    emit(PartBegun(stream=part.stream, part=begun.number, first_offset=first, ended_offset=ended))
     return begun
 
 
-async def open_behind(offloader: LedgerOffloader, part: StreamPart, *, env: Env) -> Manifest:
+async def open_behind(part: PartOnTier, *, env: Env) -> Manifest:
     """Return the newest manifest of a part that begins behind a chunk. If it has no root, claim the first."""
-    manifest = await newest(offloader, part.name)
+    manifest = await newest(part.offloader, part.name)
     if manifest is not None:
         return manifest
-    await close_before(offloader, part, source_epoch=0, env=env)
+    await part.close_before(source_epoch=0, env=env)
     try:
         writer = await StreamWriter.claim(
-            offloader,
+            part.offloader,
             part.name,
             is_new=True,
             first_offset=end_of_chunk(part.behind),
@@ -117,18 +111,16 @@ async def open_behind(offloader: LedgerOffloader, part: StreamPart, *, env: Env)
         )
     except Conflict:
         # A rival got the root, and may have begun to copy. Or the stream was deleted, and the part with it.
-        return await offloader.load_manifest(part.name)
+        return await part.offloader.load_manifest(part.name)
     return writer.manifest
 
 
-async def _live_behind(
-    offloader: LedgerOffloader, part: StreamPart
-) -> list[tuple[StreamPart, Manifest | None]]:
+async def _live_behind(part: PartOnTier) -> list[tuple[PartOnTier, Manifest | None]]:
     """Return the parts behind this one that were not deleted, in order, each with its newest manifest."""
-    found = list[tuple[StreamPart, Manifest | None]]()
-    for later in await offloader.parts(part.first, after=part.number):
+    found = list[tuple[PartOnTier, Manifest | None]]()
+    for later in await part.later():
         try:
-            found.append((later, await offloader.load_manifest(later.name)))
+            found.append((later, await part.offloader.load_manifest(later.name)))
         except StreamDeleted:
             continue
         except BeingRebuilt:  # it may have data, and nobody knows how much
@@ -138,24 +130,26 @@ async def _live_behind(
     return found
 
 
-def _gone_on(later: StreamPart) -> Diverged:
+def _gone_on(later: PartOnTier) -> Diverged:
     return Diverged(
-        f"stream {later.first!r} has gone on as {later.name!r}: restore that part with --new-part, or all "
-        f"parts, into a new stream: offload restore TIER {later.first} TARGET --new-part"
+        f"stream {later.stream!r} has gone on as {later.name!r}: restore that part with --new-part, or all "
+        f"parts, into a new stream: offload restore TIER {later.stream} TARGET --new-part"
     )
 
 
-def _is_unused(part: StreamPart, committed: CommittedStream | None) -> bool:
+def _is_unused(behind: bytes, committed: CommittedStream | None) -> bool:
     """Return whether nothing was ever copied to a part: it was recorded alone, or begun by a restore."""
-    if committed is None or not part.behind:
+    if committed is None or not behind:
         return committed is None
-    return not committed.fragments and committed.next_offset == end_of_chunk(part.behind)
+    return not committed.fragments and committed.next_offset == end_of_chunk(behind)
 
 
-async def _settle(offloader: LedgerOffloader, part: StreamPart, restored: CommittedStream, env: Env) -> None:
+async def _settle(part: PartOnTier, restored: CommittedStream, env: Env) -> None:
     """Claim the part that was restored. Raises `TryAgain` if it has more than was restored."""
-    base = await offloader.load_manifest(part.name)
-    writer = await StreamWriter.claim(offloader, part.name, base=base, expected_version=base.version, env=env)
+    base = await part.offloader.load_manifest(part.name)
+    writer = await StreamWriter.claim(
+        part.offloader, part.name, base=base, expected_version=base.version, env=env
+    )
     found = writer.manifest
     if found.incarnation != restored.incarnation:
         raise Diverged(f"stream {part.name!r} was deleted and begun again while it was restored")

@@ -29,14 +29,13 @@ from offload.contracts.source import Snapshot
 from offload.copy.after_restore import open_behind
 from offload.copy.history import agreement, check_continues, check_same_history, first_damage, newest
 from offload.copy.instance import Instance
-from offload.copy.next_part import check_part, close_before, refuse_closed_part, refuse_name_of_part
+from offload.copy.next_part import PartOnTier
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.ground.env import Env
 from offload.ground.errors import Conflict, Corrupt, Diverged, Divergence, OffloadError, TryAgain
 from offload.model.chunk_table import row_from
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart
 from offload.read.handles import CutHandle
 from offload.write.writer import StreamWriter
 
@@ -51,8 +50,7 @@ _log: Final = logging.getLogger(__name__)
 class StreamCopier:
     """Copies one stream of a source to one stream of a tier. Used by one task at a time."""
 
-    part: StreamPart
-    offloader: LedgerOffloader
+    part: PartOnTier
 
     extra_metadata: Mapping[str, str] = field(default_factory=dict)
     env: Env = field(default_factory=Env)
@@ -65,7 +63,7 @@ class StreamCopier:
     expected_version: int | None = None
     """If given, the stream is claimed only if its newest root has this version."""
     check: Callable[[Manifest, Snapshot], Awaitable[object]] | None = None
-    """Raises `Diverged` unless a snapshot continues what is committed. By default `check_part`."""
+    """Raises `Diverged` unless a snapshot continues what is committed. By default `PartOnTier.check`."""
 
     _last: bytes | None = None
     """The last chunk that was copied."""
@@ -73,6 +71,11 @@ class StreamCopier:
     """True if `manifest` was loaded before the snapshot that is compared next."""
     _is_small: bool = False
     """True if the last chunk was copied and forgotten."""
+
+    @property
+    def offloader(self) -> LedgerOffloader:
+        """The tier."""
+        return self.part.offloader
 
     @property
     def stream(self) -> str:
@@ -112,13 +115,13 @@ class StreamCopier:
         self._is_loaded = False
         # A restore that was killed right after it recorded the part left it without a root.
         if self.manifest is None and self.part.behind:
-            self.manifest = await open_behind(self.offloader, self.part, env=self.env)
+            self.manifest = await open_behind(self.part, env=self.env)
         if self.manifest is not None:
             await self._check(self.manifest, snapshot)
 
     async def _check(self, manifest: Manifest, snapshot: Snapshot) -> None:
         if self.check is None:
-            await check_part(self.offloader, self.part, manifest, snapshot)
+            await self.part.check(manifest, snapshot)
         else:
             await self.check(manifest, snapshot)
         await _check_cut(snapshot, manifest)
@@ -169,14 +172,10 @@ class StreamCopier:
             raise _named(damage, self.stream, start) from damage
 
     async def _claim(self, snapshot: Snapshot) -> StreamWriter:
-        before, expected_version = self.manifest, self.expected_version
-        await refuse_name_of_part(self.offloader, self.part)
-        if self.part.number > 1 and (before is None or not before.fragments):
-            # Whoever deletes the stream gives a part without a root a tombstone. No claim may revive it.
-            expected_version = 0 if before is None else expected_version
-            closed = await close_before(self.offloader, self.part, source_epoch=snapshot.epoch, env=self.env)
-            # The process that recorded the part may have had the master key, and this one lacks it.
-            await self.offloader.begin_part(self.part, before=closed)
+        before = self.manifest
+        expected_version = await self.part.prepare_claim(
+            before, self.expected_version, source_epoch=snapshot.epoch, env=self.env
+        )
         writer = await StreamWriter.claim(
             self.offloader,
             self.stream,
@@ -195,7 +194,7 @@ class StreamCopier:
             await self._check(writer.manifest, snapshot)
         # One may have been begun after our look. A stream that is only just born may have one too: a copy of
         # a tier may have brought a later part alone.
-        await refuse_closed_part(self.offloader, self.part)
+        await self.part.refuse_closed()
         return writer
 
     async def _append(self, writer: StreamWriter, snapshot: Snapshot, until: int, *, ahead: bool) -> None:

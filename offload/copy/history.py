@@ -19,7 +19,6 @@ from offload.formats.chunk_check import check_source
 from offload.ground.errors import Absent, Corrupt, Diverged, Divergence, NotOffloaded
 from offload.model.attempt import Leftover
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart
 from offload.read.reader import newer_manifest
 from offload.read.snapshots import chunk_at
 from offload.write.writer import Agree
@@ -114,10 +113,10 @@ async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snap
         await check_chunk(manifest.stream, last, snapshot)
 
 
-async def check_behind(part: StreamPart, snapshot: Snapshot) -> None:
+async def check_behind(stream: str, header: bytes, snapshot: Snapshot) -> None:
     """Raise `Diverged` unless the source continues the chunk behind which an empty part begins."""
-    if reaches(part.name, end_of_chunk(part.behind), snapshot):
-        await check_chunk(part.name, part.behind, replace(snapshot, holds=None))
+    if reaches(stream, end_of_chunk(header), snapshot):
+        await check_chunk(stream, header, replace(snapshot, holds=None))
 
 
 def end_of_chunk(header: bytes) -> int:

@@ -21,7 +21,7 @@ from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.copy.copier import StreamCopier
 from offload.copy.history import newest
 from offload.copy.log_order import LogPlace, LogTurns, end_in_window, log_place
-from offload.copy.next_part import FINAL, MOVED, begin_part, newest_part
+from offload.copy.next_part import FINAL, MOVED, PartOnTier
 from offload.ground.env import Env
 from offload.ground.errors import AnchorLost, Corrupt, Diverged, NotOffloaded, OffloadError, StoreDenied
 from offload.ground.tasks import in_order, one_by_one
@@ -179,8 +179,8 @@ class _StreamSync:
         Returns None if more is to be copied in a later turn, which begins at `place` of a shared log.
         """
         error = None
-        copier = self._kept or self._copier(StreamPart(self.stream.name))
-        following: StreamPart | None = copier.part
+        copier = self._kept or self._copier(PartOnTier.first(self.offloader, self.stream.name))
+        following: PartOnTier | None = copier.part
         try:
             while following is not None:
                 if following is not copier.part:
@@ -205,7 +205,7 @@ class _StreamSync:
             with suppress(OffloadError):
                 manifest = await newest(self.offloader, copier.stream)
         return StreamReport(
-            part=copier.part,
+            part=copier.part.recorded,
             manifest=manifest,
             uploaded_bytes=copier.uploaded_size_bytes,
             error=error,
@@ -216,10 +216,9 @@ class _StreamSync:
             return copier.writer.manifest
         return await copier.load(known_to_be_new=not self.is_tier)
 
-    def _copier(self, part: StreamPart) -> StreamCopier:
+    def _copier(self, part: PartOnTier) -> StreamCopier:
         return StreamCopier(
             part=part,
-            offloader=self.offloader,
             extra_metadata=self.extra_metadata,
             env=self.env,
             emit=self.emit,
@@ -231,7 +230,7 @@ class _StreamSync:
             return start
         return await end_in_window(self.stream, snapshot, start, snapshot.next_offset)
 
-    async def _copied(self, copier: StreamCopier, snapshot: Snapshot) -> StreamPart | None:
+    async def _copied(self, copier: StreamCopier, snapshot: Snapshot) -> PartOnTier | None:
         """Copy to one part. Return the part to which the stream goes on, or None if the copy is done."""
         try:
             await copier.compare(snapshot, known_to_be_new=not self.is_tier)
@@ -241,14 +240,12 @@ class _StreamSync:
         except MOVED as error:
             if not self.is_tier or isinstance(error, StoreDenied) or _is_of_the_tier(error):
                 raise
-            later = await newest_part(self.offloader, copier.part)
+            later = await copier.part.newest()
             if later is not None:
                 return later
             if copier.manifest is None or not self.new_part or not isinstance(error, Diverged | Corrupt):
                 raise
-            return await begin_part(
-                self.offloader,
-                copier.part,
+            return await copier.part.begin_next(
                 copier.manifest,
                 error,
                 snapshot,

@@ -44,7 +44,7 @@ from offload.copy.copier import StreamCopier
 from offload.copy.hold_back import Arrivals, vouched_end
 from offload.copy.instance import Instance
 from offload.copy.log_order import LogPlace, LogTurns, end_in_window, log_place
-from offload.copy.next_part import begin_part, newest_part
+from offload.copy.next_part import PartOnTier
 from offload.follow.due import due
 from offload.follow.gaps import Losses
 from offload.follow.pauses import (
@@ -73,7 +73,6 @@ from offload.ground.errors import (
 )
 from offload.ground.tracing import span
 from offload.model.manifest import AttemptKind, Manifest
-from offload.model.part import StreamPart
 from offload.read.snapshots import oldest_ms
 
 __all__ = ["Follower"]
@@ -120,9 +119,9 @@ class Follower:
     """The identity of this process. None: it does not know writers of its earlier lives."""
     state: FollowState = FollowState.STANDBY
 
-    _part: StreamPart = field(init=False)
+    _part: PartOnTier = field(init=False)
     """The newest part of the stream that is known."""
-    _looked: tuple[StreamPart, int] | None = None
+    _looked: tuple[PartOnTier, int] | None = None
     """The part and the version of its root at which no later part was found last."""
     _copier: StreamCopier = field(init=False)
     _mark: Hashable | None = None
@@ -170,9 +169,9 @@ class Follower:
     def __post_init__(self) -> None:
         self.stream = self.stream or self.source.name
         self._losses = Losses(stream=self.stream, emit=self.emit)
-        self._part = StreamPart(self.stream)
+        self._part = PartOnTier.first(self.offloader, self.stream)
         self._copier = self._fresh_copier()
-        self._signs = Signs(source=self.source, offloader=self.offloader, place=self.place)
+        self._signs = Signs(source=self.source, place=self.place)
 
     @property
     def status(self) -> FollowStatus:
@@ -490,7 +489,7 @@ class Follower:
         finally:
             self._dispatched_offset = None
         self._note_copied(snapshot)
-        await self._losses.look(self.offloader, self._part)
+        await self._losses.look(self.offloader, self._part.number)
         return not is_all
 
     def _note_copied(self, snapshot: Snapshot) -> None:
@@ -504,15 +503,13 @@ class Follower:
 
     async def _go_on(self, stopped: Diverged, snapshot: Snapshot) -> bool:
         """Go on in the newest part, or begin one if the rules allow it. Otherwise raise `stopped`."""
-        later, manifest = await newest_part(self.offloader, self._part), self._copier.manifest
+        later, manifest = await self._part.newest(), self._copier.manifest
         if later is None:
             if not self.rules.new_part or manifest is None:
                 if manifest is not None and stopped.kind is Divergence.GAP:
                     self._losses.stop_at(manifest.next_offset, snapshot.first_offset)
                 raise stopped
-            later = await begin_part(
-                self.offloader,
-                self._part,
+            later = await self._part.begin_next(
                 manifest,
                 stopped,
                 snapshot,
@@ -523,7 +520,7 @@ class Follower:
         self._enter(later)
         return True
 
-    def _enter(self, part: StreamPart) -> None:
+    def _enter(self, part: PartOnTier) -> None:
         """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
         if part != self._part:
             self._part, self._committed_offset, self._own_writer = part, None, None
@@ -586,7 +583,7 @@ class Follower:
         """Return the newest manifest of the newest part. None if it has none yet."""
         manifest = await self._find_newest()
         if manifest is not None:
-            await self._losses.look(self.offloader, self._part)
+            await self._losses.look(self.offloader, self._part.number)
         return manifest
 
     async def _find_newest(self) -> Manifest | None:
@@ -595,7 +592,7 @@ class Follower:
         # root, so one look is enough for each version.
         if manifest is None or _is_at_work(manifest) or self._looked == (self._part, manifest.version):
             return manifest
-        later = await newest_part(self.offloader, self._part)
+        later = await self._part.newest()
         self._looked = self._part, manifest.version  # only now: a look that failed found nothing
         if later is None:
             return manifest
@@ -608,7 +605,7 @@ class Follower:
         except StreamDeleted as error:
             if self._part.number > 1:
                 # Such a part is over, and the stream is not: it goes on from the parts that are left.
-                self._enter(StreamPart(self.stream))
+                self._enter(PartOnTier.first(self.offloader, self.stream))
                 return await self._find_newest()
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
             raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
@@ -726,7 +723,6 @@ class Follower:
     def _fresh_copier(self) -> StreamCopier:
         return StreamCopier(
             part=self._part,
-            offloader=self.offloader,
             env=self.env,
             emit=self.emit,
             instance=self.instance,

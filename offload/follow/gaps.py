@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, RecordsLost
 from offload.contracts.offloader import LedgerOffloader
-from offload.copy.next_part import newest_part
+from offload.copy.next_part import PartOnTier
 from offload.ground.errors import NotOffloaded, OffloadError, StreamDeleted
 from offload.model.gaps import GapKind, StreamGap, lost_records
-from offload.model.part import StreamPart
 from offload.parts.whole_stream import WholeStream
 
 __all__ = ["Losses", "SeenTail", "lost_of"]
@@ -37,7 +36,8 @@ async def lost_of(offloader: LedgerOffloader, stream: str, tail: SeenTail) -> ra
     Nothing of a stream is lost that somebody deleted on the tier, too.
     """
     try:
-        part = await newest_part(offloader, StreamPart(stream)) or StreamPart(stream)
+        first = PartOnTier.first(offloader, stream)
+        part = await first.newest() or first
         begin = max(tail.from_offset, (await offloader.load_manifest(part.name)).next_offset)
     except StreamDeleted:
         return range(0)
@@ -72,15 +72,15 @@ class Losses:
         begin, end = self._open or (0, 0)
         return lost_records(self._gaps) + end - begin
 
-    async def look(self, catalogue: Catalogue, part: StreamPart) -> None:
-        """Look at the ends of all parts, if `part`, which has a commit, is followed for the first time.
+    async def look(self, catalogue: Catalogue, part: int) -> None:
+        """Look at the ends of all parts, if this part, which has a commit, is followed for the first time.
 
         If the tier cannot be read now, the numbers stay as they are, and the next call tries again.
         """
-        if part.number == self._part:
+        if part == self._part:
             return
         found: list[StreamGap] = []
-        if part.number > 1:
+        if part > 1:
             try:
                 found = await WholeStream(catalogue, self.stream).gaps()
             except OffloadError:
@@ -89,7 +89,7 @@ class Losses:
             for gap in found:
                 if gap.part > self._part and gap.kind is GapKind.LOST:
                     self._tell(gap.from_offset, gap.to_offset)
-        self._gaps, self._part, self._open = tuple(found), part.number, None
+        self._gaps, self._part, self._open = tuple(found), part, None
 
     def stop_at(self, from_offset: int, to_offset: int) -> None:
         """Note that the tier ends at `from_offset`, and that the source begins behind it."""

@@ -20,10 +20,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import SourceStream
-from offload.copy.next_part import newest_part
-from offload.model.part import StreamPart
+from offload.copy.next_part import PartOnTier
 
 __all__ = ["LookAtPlace", "PausedBefore", "Signs", "StreamPause", "look_nowhere"]
 
@@ -81,12 +79,11 @@ class Signs:
     """Looks at what may have stopped one stream."""
 
     source: SourceStream
-    offloader: LedgerOffloader
     place: LookAtPlace = look_nowhere
     _tier: Hashable = None
     _ask_seconds: float = 0.0
 
-    async def look(self, part: StreamPart, now: float, *, afresh: bool = False) -> tuple[Hashable, ...]:
+    async def look(self, part: PartOnTier, now: float, *, afresh: bool = False) -> tuple[Hashable, ...]:
         """Return the surroundings of a part, to be compared with an earlier look. Raises nothing.
 
         The tier is asked if that was long ago, or if the look is to be `afresh`.
@@ -102,11 +99,11 @@ class Signs:
             return type(error).__name__
         return None
 
-    async def _of_tier(self, part: StreamPart) -> Hashable:
+    async def _of_tier(self, part: PartOnTier) -> Hashable:
         # Without the version: a try that fails may leave a root, which must be no sign for another process.
         try:
-            newest = await newest_part(self.offloader, part) or part
-            manifest = await self.offloader.load_manifest(newest.name)
+            newest = await part.newest() or part
+            manifest = await part.offloader.load_manifest(newest.name)
         except Exception as error:  # noqa: BLE001 - as above
             return type(error).__name__
         return newest.number, manifest.incarnation, manifest.next_offset

@@ -49,7 +49,7 @@ from offload.contracts.log import LedgerLog, LocalLedger
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.copy.copier import StreamCopier
-from offload.copy.next_part import check_part
+from offload.copy.next_part import PartOnTier
 from offload.ground.env import Env
 from offload.ground.errors import (
     Absent,
@@ -68,7 +68,6 @@ from offload.managed.log_source import LogStream
 from offload.model.chunk_table import ChunkTable, row_from
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart
 from offload.read.reader import newer_manifest
 from offload.upkeep.retention import Retention, delete_stream, plan_trim, trim
 from offload.write.writer import StreamWriter
@@ -267,7 +266,7 @@ class LedgerOnTier:
             # The log has grown since, and a job was faster to append what is new. Others find that too.
             async with await self.source.snapshot(manifest) as newer:
                 return await self._check(manifest, newer)
-        await check_part(self.tier, self._copier.part, manifest, snapshot)
+        await self._copier.part.check(manifest, snapshot)
         had = self._had
         is_known = had is not None and had.incarnation == str(manifest.incarnation)
         begin = max(manifest.first_offset, had.next_offset if had is not None and is_known else 0)
@@ -491,8 +490,7 @@ class LedgerOnTier:
 
     def _fresh_copier(self) -> StreamCopier:
         return StreamCopier(
-            part=StreamPart(self.log.name),
-            offloader=self.tier,
+            part=PartOnTier.first(self.tier, self.log.name),
             env=self.env,
             emit=self.emit,
             check=self._check,

@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
-from offload.copy.next_part import FINAL, check_part
+from offload.copy.next_part import FINAL, PartOnTier
 from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.ground.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted, TryAgain
 from offload.model.gaps import StreamGap, lost_records
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart
 from offload.native.key_objects import try_master_key
 from offload.opening.session import Session
 from offload.parts.whole_stream import WholeStream
@@ -137,7 +136,7 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
         async with await stream.snapshot(manifest) as snapshot:
             seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())
             if manifest is not None:
-                await check_part(opened.tier_for(stream.name), part, manifest, snapshot)
+                await part.check(manifest, snapshot)
             return replace(seen, error=snapshot.damage)
     except Diverged as error:
         if error.kind in FINAL and opened.config.of(stream.name).rules.new_part:
@@ -147,7 +146,7 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
         return replace(seen, error=error)
 
 
-async def _asked(opened: OpenedService, stream: str) -> list[tuple[StreamPart, Manifest | None]]:
+async def _asked(opened: OpenedService, stream: str) -> list[tuple[PartOnTier, Manifest | None]]:
     """Return the parts of a stream on the tier, in order, each with its newest manifest.
 
     The first one is there even if the tier lacks the stream. Raises `TryAgain` if the tier does not answer in
@@ -156,24 +155,23 @@ async def _asked(opened: OpenedService, stream: str) -> list[tuple[StreamPart, M
     patience_seconds = float(opened.config.options.get("patience_seconds", PREVIEW_PATIENCE_SECONDS))
     try:
         async with asyncio.timeout(patience_seconds):
-            return await _parts(opened, stream)
+            return await _parts(PartOnTier.first(opened.tier_for(stream), stream))
     except TimeoutError as exc:
         raise TryAgain(f"{opened.tier.url} does not answer: waited for {patience_seconds:g} s") from exc
 
 
-async def _parts(opened: OpenedService, stream: str) -> list[tuple[StreamPart, Manifest | None]]:
-    first = StreamPart(stream)
-    found = [(first, await _newest(opened, stream, first))]
+async def _parts(first: PartOnTier) -> list[tuple[PartOnTier, Manifest | None]]:
+    found = [(first, await _newest(first))]
     if found[0][1] is not None:
-        for part in await opened.tier.parts(stream):
+        for part in await first.later():
             with suppress(StreamDeleted):  # a deleted part is over
-                found.append((part, await _newest(opened, stream, part)))
+                found.append((part, await _newest(part)))
     return found
 
 
-async def _newest(opened: OpenedService, stream: str, part: StreamPart) -> Manifest | None:
+async def _newest(part: PartOnTier) -> Manifest | None:
     try:
-        return await opened.tier_for(stream).load_manifest(part.name)
+        return await part.offloader.load_manifest(part.name)
     except StreamDeleted as error:
         # A follower does not undo a deletion, so the stream would pause.
         raise StreamDeleted(f"{error}, and `offload run` does not", epoch=error.epoch) from error

@@ -11,15 +11,15 @@ from managed_world import contribute
 
 from offload import StreamWriter, build_chunk
 from offload.copy.copier import LEDGERS_AT_ONCE, StreamCopier
+from offload.copy.next_part import PartOnTier
 from offload.ground.errors import Conflict, Corrupt, Diverged
-from offload.model.part import StreamPart
 from offload.store.faults import Fault, Rule
 from offload.write.writer import COMMIT_RECEIPTS
 
 
 def copier(world: World) -> StreamCopier:
     """Return a copier in a process of its own. It claims the stream whatever the version of its root is."""
-    return StreamCopier(part=StreamPart("orders"), offloader=world.tier(), env=world.clock.env())
+    return StreamCopier(part=PartOnTier.first(world.tier(), "orders"), env=world.clock.env())
 
 
 async def copy_all(copier: StreamCopier, source: GrowingStream) -> None:

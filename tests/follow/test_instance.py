@@ -14,9 +14,11 @@ from follower_world import LAG, RULES, World, run
 
 from offload.contracts.events import TookOver
 from offload.copy.instance import Instance
+from offload.copy.next_part import PartOnTier
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowState
 from offload.ground.errors import Conflict
+from offload.model.part import StreamPart
 from offload.write.writer import StreamWriter
 
 SOON_SECONDS = RULES.hold_back_seconds + 0.1
@@ -163,8 +165,8 @@ class TestACopiedIdentity:
             dead, again = Instance.of(b"one"), life(world)
             await StreamWriter.claim(world.tier(), "orders", writer=dead.fresh_writer(uuid4()))
             again._own_writer = UUID(int=7)
-            again._enter(replace(again._part, number=2))
-            again._enter(replace(again._part, number=1))
+            again._enter(PartOnTier(again.offloader, StreamPart("orders", 2)))
+            again._enter(PartOnTier(again.offloader, StreamPart("orders", 1)))
             world.source.append()
 
             await world.run(again, LAG)

@@ -25,7 +25,7 @@ from offload import (
 )
 from offload import sync as sync_all
 from offload.contracts.events import Event, PartBegun, StreamPaused
-from offload.copy.next_part import begin_part
+from offload.copy.next_part import PartOnTier
 from offload.copy.sync import StreamReport
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules, FollowState
@@ -630,8 +630,8 @@ class TestOnlyTheNewestPartGrows:
             env, emit = world.clock.env(), world.events.append
             async with await source.snapshot() as snapshot:
                 with pytest.raises(Conflict):
-                    await begin_part(
-                        world.tier(), part, compared, stopped, snapshot, taken=(), env=env, emit=emit
+                    await PartOnTier(world.tier(), part).begin_next(
+                        compared, stopped, snapshot, taken=(), env=env, emit=emit
                     )
 
             assert await world.parts() == [part]

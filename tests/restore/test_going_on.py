@@ -25,6 +25,7 @@ from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWrit
 from offload import sync as sync_all
 from offload.contracts.events import Event
 from offload.copy.after_restore import begin_behind, restored_part
+from offload.copy.next_part import PartOnTier
 from offload.copy.sync import StreamReport
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules
@@ -110,7 +111,8 @@ class World:
             await target.aclose()
         header, env = comparison.last_header, self.clock.env()
         part, committed = restored_part(parts.live, header)
-        return await begin_behind(tier, part, committed, header, env=env, emit=silent)
+        begun = await begin_behind(PartOnTier(tier, part), committed, header, env=env, emit=silent)
+        return begun.recorded
 
     def source(self, name: str = STREAM) -> GrowingStream:
         """Return the folder of the target, under the name of the archived stream."""
@@ -350,7 +352,7 @@ def test_a_restore_that_finds_another_part_begun_meanwhile_begins_none() -> None
         late = ObjectStoreOffloader(FaultyStore(world.store, before=rival), env=world.clock.env())
         header, env = world.broker.chunks()[-1][:48], world.clock.env()
         with pytest.raises(Conflict, match="has gone on as 'orders-part-2' meanwhile"):
-            await begin_behind(late, StreamPart(STREAM), committed, header, env=env, emit=silent)
+            await begin_behind(PartOnTier.first(late, STREAM), committed, header, env=env, emit=silent)
 
         assert [part.number for part in await world.tier().parts(STREAM)] == [2]
 
@@ -451,7 +453,11 @@ def test_an_archive_that_grew_is_restored_once_more_before_it_goes_on() -> None:
 
         with pytest.raises(TryAgain, match="has grown to offset"):
             await begin_behind(
-                tier, StreamPart(STREAM), reader.manifest, chunks[0][:48], env=world.clock.env(), emit=silent
+                PartOnTier.first(tier, STREAM),
+                reader.manifest,
+                chunks[0][:48],
+                env=world.clock.env(),
+                emit=silent,
             )
         assert await tier.parts(STREAM) == []
         await world.restore()
@@ -465,7 +471,7 @@ def test_an_archive_that_was_deleted_and_begun_again_does_not_go_on_behind_the_r
     """The new life ends at the same offset, and has other messages."""
 
     async def scenario(world: World) -> None:
-        tier, part = world.tier(), StreamPart(STREAM)
+        tier = world.tier()
         restored = (await StreamReader.open(tier, STREAM)).manifest
         await delete_stream(tier, STREAM)
         await world.archive()
@@ -473,7 +479,11 @@ def test_an_archive_that_was_deleted_and_begun_again_does_not_go_on_behind_the_r
 
         with pytest.raises(Diverged, match="was deleted and begun again while it was restored"):
             await begin_behind(
-                tier, part, restored, world.chunks[-1][:48], env=world.clock.env(), emit=silent
+                PartOnTier.first(tier, STREAM),
+                restored,
+                world.chunks[-1][:48],
+                env=world.clock.env(),
+                emit=silent,
             )
 
         assert await tier.parts(STREAM) == []

@@ -118,7 +118,7 @@ def test_a_look_that_failed_is_made_again(made: Tier, monkeypatch: pytest.Monkey
     """Otherwise the query would take its streams for deleted, or read none."""
     streams = known(made, stream="s00")
 
-    async def refused(*_: object) -> NoReturn:
+    async def refused(*_: object, **__: object) -> NoReturn:
         raise TryAgain("the store does not answer")
 
     with monkeypatch.context() as patched:

@@ -15,7 +15,7 @@ from key_world import Service, World, run
 from rivals import Act, Process, at_every_moment, nothing
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.copy.next_part import record_part
+from offload.copy.next_part import PartOnTier
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules
 from offload.ground.errors import Conflict, Denied, NotOffloaded, OffloadError, StreamDeleted
@@ -194,7 +194,7 @@ class TestTheEnd:
             async def begin(part: StreamPart) -> None:
                 await tier.begin_part(part, before=None)
 
-            await record_part(tier, StreamPart("orders", 2), begin)
+            await PartOnTier(tier, StreamPart("orders", 2)).record_next(begin)
             await end(world)
 
             with pytest.raises(StreamDeleted):
@@ -217,7 +217,7 @@ class TestTheEnd:
                 if operation == "create" and key.startswith("orders-part-3/metadata/root.") and not writers:
                     writers.append(await StreamWriter.claim(tier, "orders-part-3", is_new=True))
 
-            await record_part(tier, StreamPart("orders", 2), begin)
+            await PartOnTier(tier, StreamPart("orders", 2)).record_next(begin)
             process.store.before = claim
             with pytest.raises(Conflict, match="'orders-part-3' was begun meanwhile as a part"):
                 await end(process)

@@ -9,7 +9,7 @@ import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.copy.next_part import newest_part
+from offload.copy.next_part import PartOnTier
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import STREAM_SIZE_BYTES_MAX, StreamKeys
 from offload.ground.errors import AnchorLost, Conflict, Misuse, StreamDeleted
@@ -153,8 +153,8 @@ def test_a_deleted_part_keeps_its_number_and_hides_none_before_it() -> None:
         await delete_stream(tier.offloader, part.name)
 
         assert await tier.offloader.parts("orders") == [kept, part]
-        assert await newest_part(tier.offloader, first) == kept
-        assert await newest_part(tier.offloader, kept) is None
+        assert await PartOnTier(tier.offloader, first).newest() == PartOnTier(tier.offloader, kept)
+        assert await PartOnTier(tier.offloader, kept).newest() is None
         with pytest.raises(StreamDeleted):
             await tier.offloader.load_manifest(part.name)
 
