@@ -1,4 +1,4 @@
-"""What a block cache keeps: the tails of fragments, and blocks of their chunks.
+"""The contents of a block cache: the tails of fragments, and blocks of their chunks.
 
 A tail gives its fragment's *steps*: runs of about 256 KiB that are cheap to read, always cut in the same way.
 A *block* is a run of neighbouring steps. So readers that begin anywhere meet at the same borders.

@@ -1,7 +1,7 @@
 """The memory of a block cache: what may enter, and what leaves for it.
 
-What is ready, what is being fetched and the tails share one bound. Before a fetch begins, the memory of its
-block is reserved.
+Ready blocks, blocks that are being fetched, and tails share one bound. Before a fetch begins, the memory of
+its block is reserved.
 
     who                              gets room
     a reader that waits              takes the room of what nobody waits for. If even that is too little, it
@@ -9,8 +9,9 @@ block is reserved.
     a reader that reads ahead        takes the room of what is wanted later than its own block. It never
                                      queues. All readers together take half of the bound at most
 
-What leaves first is what no reader will come to, the least recently used first; then what is wanted last, by
-the places and speeds of the readers. Of many candidates, the `SAMPLE` least recently used are compared.
+Blocks that no reader will come to leave first, the least recently used before the others. Then the blocks
+leave that are wanted last, by the places and speeds of the readers. If there are many candidates, only the
+`SAMPLE` least recently used are compared.
 
 Invariants: the bound is exceeded only by one block that is larger than the bound, while no other is fetched,
 and by tails that arrive while nothing can leave; what is pinned stays.
@@ -29,8 +30,8 @@ from offload.cache.reader_speeds import STILL_SECONDS
 __all__ = ["AGE_SECONDS", "CacheMemory"]
 
 AGE_SECONDS: Final = STILL_SECONDS
-"""What nobody has used for so long leaves, unless a reader is about to come to it. What was encrypted in the
-store leaves after this time even if it is used."""
+"""A block that nobody has used for so long leaves, unless a reader is about to come to it. Blocks that are
+encrypted in the store leave after this time even if they are used."""
 
 SAMPLE: Final = 16
 
@@ -55,7 +56,7 @@ class CacheMemory:
         """The blocks that were fetched ahead, or are, and that nobody has come to yet."""
 
         self.left: Final[Counter[str]] = Counter()
-        """What has left, by reason: room, age, closed."""
+        """The number of blocks that have left, by reason: room, age, closed."""
 
     @property
     def size_bytes(self) -> int:

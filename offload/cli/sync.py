@@ -68,7 +68,7 @@ NewPart = Annotated[
     typer.Option(
         "--new-part",
         help="Continue a stream in a new part if SOURCE does not continue it: after a gap, or if SOURCE has "
-        "another history. What TIER has stays. Later syncs need no option to find the part.",
+        "another history. TIER keeps its data. Later syncs need no option to find the part.",
     ),
 ]
 UPLOADS_MAX = TierOptions().uploads_max

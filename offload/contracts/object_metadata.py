@@ -91,8 +91,8 @@ def read_metadata(found: Iterable[tuple[str, str]], *, where: str) -> dict[str, 
     """Return the metadata of a reply, with ASCII letters of names in lower case.
 
     If names differ in case alone, their values are joined by commas, in the order of the reply, as HTTP does
-    with repeated headers. What is no Unicode is replaced by U+FFFD. Raises `Corrupt`, with `where`, if there
-    is more than any store keeps.
+    with repeated headers. Bytes that are no Unicode are replaced by U+FFFD. Raises `Corrupt`, with `where`,
+    if there is more than any store keeps.
     """
     read: dict[str, str] = {}
     size_bytes = 0

@@ -81,7 +81,7 @@ class MessageTarget(RestoreTarget):
     publisher is dropped by the broker. The publisher's name is made of the stream and its incarnation, so
     every restore of the same archive has the same name.
     **Each part has a publisher.** A stream that has further parts is published part by part. `open` is
-    called again, with the origin of the part, after `flush`. What follows is published under its name.
+    called again, with the origin of the part, after `flush`. Later messages are published under its name.
     **Ids are offsets.** The id of a message is its archived offset plus 1. So 0 means that there is none.
 
     Not promised: anything about messages that were published and not flushed.

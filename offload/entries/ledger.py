@@ -6,8 +6,8 @@ A snapshot begins a chunk at the end of what is committed. So the same ledger an
 bytes in every process. The tail of a ledger that grows is cut elsewhere the next time, so histories are
 compared entry by entry (`Snapshot.holds`).
 
-Invariants: no entry is copied before its whole ledger was measured. Of a ledger whose answers contradict each
-other, or what was committed, nothing more is copied.
+Invariants: no entry is copied before its whole ledger was measured. If the answers of a ledger contradict
+each other, or committed data, no more of it is copied.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ListedLedger:
 
 @dataclass(frozen=True, slots=True)
 class SeenLedger:
-    """What an earlier listing stated of a ledger."""
+    """The facts of a ledger in an earlier listing."""
 
     count: int
     length: int
@@ -128,7 +128,7 @@ class LedgerSpan:
 
 
 SeenLedgers: TypeAlias = dict[int, SeenLedger]
-"""What earlier listings stated, by ledger id, in order."""
+"""The facts of ledgers in earlier listings, by ledger id, in order."""
 
 
 def check_listing(

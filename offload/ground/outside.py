@@ -47,7 +47,7 @@ DOTS_MAX: Final = 100
 
 _QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'')
 _NO_NUMBER: Final = ("inf", "nan")
-"""What TOML also takes as a number. Whoever reads the value decides about it."""
+"""Words that TOML takes as numbers too. The reader of the value decides about them."""
 
 
 class Unreadable(ValueError):

@@ -1,4 +1,4 @@
-"""What callers append, and its way into few chunks.
+"""Appends of many callers, joined into few chunks.
 
 Calls that wait together share chunks: a chunk ends when the next call would bring it above 1 MiB or above
 65,535 records. The records of one call may take several chunks. A larger record has a chunk of its own.

@@ -84,7 +84,7 @@ EPOCH_MAX: Final = 2**63
 
 
 class Durability(StrEnum):
-    """What an append waits for."""
+    """The events for which an append waits: a write, or a sync."""
 
     ALWAYS = "always"
     """The records are synced: a power cut does not take them."""

@@ -28,7 +28,7 @@ class _Ledger:
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """What outlives the process: the ledgers and notes of one stream."""
+    """The ledgers and notes of one stream, which outlive the process."""
 
     ledgers: list[_Ledger] = field(default_factory=list)
     notes: dict[str, bytes] = field(default_factory=dict)

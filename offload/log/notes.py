@@ -1,7 +1,7 @@
 """Small notes beside the files of a log: `note.<name>`, replaced whole.
 
-A note is written under another name, synced, and renamed. A crash leaves the old note or the new one. What is
-left of the other name is removed when the log is opened.
+A note is written under another name, synced, and renamed. A crash leaves the old note or the new one. A file
+that still has the other name is removed when the log is opened.
 """
 
 from __future__ import annotations

@@ -302,8 +302,8 @@ def create_pair(pair: Pair, *, disk: Disk) -> None:
 def remove_pair(pair: Pair, *, disk: Disk, is_empty: bool = False) -> None:
     """Remove a pair, durably, in an order that recovery understands when a crash leaves one of the files.
 
-    Of an oldest pair with records, it removes a segment without an index. Of an empty newest one, it removes
-    an index without a segment.
+    Recovery removes a segment without an index if it is the oldest and has records, and an index without a
+    segment if it is the newest and empty.
     """
     for path in (pair.segment, pair.index) if is_empty else (pair.index, pair.segment):
         with explained("delete", path):

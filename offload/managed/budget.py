@@ -13,7 +13,7 @@ __all__ = ["ByteBudget"]
 
 
 class ByteBudget:
-    """Lets bytes in while they fit. What is larger than all of it enters alone."""
+    """Lets bytes in while they fit. An append that is larger than the whole budget enters alone."""
 
     def __init__(self, size_bytes: int) -> None:
         if size_bytes < 1:

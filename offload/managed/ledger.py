@@ -298,7 +298,7 @@ class ManagedLedger:
         return offset
 
     async def roll(self, size_bytes_min: int = 1) -> None:
-        """Seal the open ledger if it has at least so many bytes. What is sealed can be offloaded."""
+        """Seal the open ledger if it has at least so many bytes. Sealed ledgers can be offloaded."""
         self._refuse_if_over()
         await self._roll(size_bytes_min)
 
@@ -476,7 +476,7 @@ class ManagedLedger:
     async def plan(self) -> LedgerPlan:
         """Return what the next step would do with each ledger of the log, and why. Nothing is changed.
 
-        Asks the tier for its newest manifest. What a step would delete is confirmed as in a step. If the tier
+        Asks the tier for its newest manifest. Deletions are confirmed as in a step. If the tier
         leaves a doubt, such as a fragment that is damaged, the plan keeps the ledger, and has the reason.
         Raises `Diverged` if the tier has another history than the log.
         """

@@ -155,7 +155,7 @@ class ManagedLedgers:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """End the work that runs, and close all ledgers. What was begun is left as after a crash."""
+        """End the work that runs, and close all ledgers. Unfinished work is left as after a crash."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -20,7 +20,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class WhenFull(StrEnum):
-    """What an append does while the local log is larger than its bound."""
+    """The choice of what an append does while the local log is larger than its bound."""
 
     BLOCK = "block"
     """It waits until local copies were deleted. Without a trigger, such as `offload_size_bytes`, that is only

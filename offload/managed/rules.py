@@ -28,7 +28,7 @@ __all__ = ["LedgerAction", "LedgerPlan", "PlannedLedger"]
 
 
 class LedgerAction(StrEnum):
-    """What a plan does with a ledger of the log."""
+    """The action of a plan for a ledger of the log."""
 
     KEEP = "keep"
     OFFLOAD = "offload"
@@ -49,7 +49,7 @@ class PlannedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerPlan:
-    """What a managed ledger would do now, of its own accord."""
+    """The actions that a managed ledger would take now, of its own accord."""
 
     ledgers: Sequence[PlannedLedger]
     """The ledgers of the log, in order. The last one is open."""
@@ -59,7 +59,7 @@ class LedgerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What the rules look at."""
+    """The facts at which the rules look."""
 
     ledgers: Sequence[LocalLedger]
     tier_first: int | None

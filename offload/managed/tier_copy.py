@@ -27,7 +27,7 @@ Invariants:
 - Nothing is deleted, on either side, unless the newest root was loaded again and this log continues it.
   A process with an older copy of the disk, or with another history, has no say.
 - A local copy goes only after each fragment of the ledger was found, whole, under its entry, with the chunks
-  that the log has. What was trimmed of the ledger must be in `had`.
+  that the log has. The trimmed part of the ledger must be in `had`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SEEN_MAX: Final = 10_000
 
 
 CHUNK_COLUMNS: Final = ("offset", "records", "timestamp_ms", "size_bytes", "type")
-"""What two tables of the same chunks have in common: their positions differ."""
+"""The columns that two tables of the same chunks have in common: their positions differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class LedgerOnTier:
         self.committed_ms, had = ([], None) if raw is None else _decode_note(raw)
         self._had = had
         if had is not None and had.next_offset > self.log.next_offset:
-            # The log lost its end. What it appends there from now on is not what the tier had.
+            # The log lost its end. Records that it appends there from now on are not those of the tier.
             end = self.log.next_offset
             self._had = _Had(had.incarnation, had.first_offset, end) if had.first_offset < end else None
             await self._save_note()

@@ -3,7 +3,7 @@
 They are computed from the ends of the parts, which are on the tier. So they are the same for every process,
 and none is counted twice.
 
-What the ends of parts do not show, no number claims:
+No number claims more than the ends of the parts show:
 
     seen                                             the gap is
     the part before has data                         LOST: exact
@@ -32,7 +32,7 @@ __all__ = ["GapKind", "PartEnds", "StreamGap", "gaps_between", "lost_records"]
 
 
 class GapKind(StrEnum):
-    """What is known of a gap."""
+    """The certainty of the number of lost records."""
 
     LOST = "lost"
     AT_MOST = "at-most"

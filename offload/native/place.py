@@ -7,7 +7,7 @@ names another store for roots and anchors (`store.split`), if the first store ca
 
 Invariants: the anchor of a tier with a commit store is on both stores, with the same bytes, and on the commit
 store it was created only if absent. So nothing is written to a place that only a stranger's anchor names, and
-one commit store serves one tier. Of the data at another URL than the anchor's, which is a copy, nothing is
+one commit store serves one tier. Data at another URL than the anchor's is a copy, from which nothing is
 committed. The anchor names no credentials.
 """
 

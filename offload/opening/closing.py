@@ -12,7 +12,7 @@ __all__ = ["Closable", "all_closed", "joined_errors", "whole_result"]
 
 
 class Closable(Protocol):
-    """What a session opens and closes."""
+    """A resource that a session opens and closes."""
 
     async def aclose(self) -> None:
         """Close it. Idempotent."""

@@ -44,7 +44,7 @@ KNOWN_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What became of a stream since a reader looked at it."""
+    """The news of a stream since a reader looked at it."""
 
     view: StreamView | None = None
     """A newer state of the part that was the newest; None if it has none."""

@@ -28,7 +28,7 @@ __all__ = ["ArchivedParts", "archived_parts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedParts:
-    """What is restored of a stream."""
+    """The range of a stream that is restored."""
 
     archives: Sequence[Archive]
     """The parts with records between the two positions, in order; if there are none, one without records."""

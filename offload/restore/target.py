@@ -65,7 +65,7 @@ class Restored:
     first_offset: int
     next_offset: int
     written_from: int
-    """The archived offset at which this run began to write. What is before it was there already."""
+    """The archived offset at which this run began to write. Records before it were there already."""
 
     messages: int
     """The number of messages that this run published. A restore of files does not count them."""

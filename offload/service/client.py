@@ -50,7 +50,7 @@ ASKED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedProcess:
-    """What a process said. Without an address there is no process to ask."""
+    """The answer of a process. Without an address there is no process to ask."""
 
     url: str | None = None
     status: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What a person may tell a process that runs: to try a stream now, to pause it, to resume it.
+"""Commands of a person to a process that runs: try a stream now, pause it, resume it.
 
 A pause by a person, and the reason of a pause by an error, are noted in a file beside the door. So the next
 process of the same configuration begins with them: a restart neither resumes a stream that a person has
@@ -49,7 +49,7 @@ class PauseNotes:
     path: Path | None = None
     env: Env = field(default_factory=Env)
     tails: dict[str, SeenTail] = field(default_factory=dict)
-    """What streams lack, so that the next process knows it of a stream that is deleted meanwhile."""
+    """The uncopied tails of streams, for the next process: a stream may be deleted meanwhile."""
     _noted: dict[str, PausedBefore] = field(default_factory=dict)
 
     def load(self) -> None:

@@ -140,7 +140,7 @@ class StreamConfig(_Section):
     """The lag at which a stream counts as late. None: three times `max_lag`."""
 
     on_gap: Literal["pause", "new-part"] = "pause"
-    """What is done if the source does not continue a stream: after a gap, or if it has another history."""
+    """The action if the source does not continue a stream: after a gap, or if it has another history."""
 
     age_seconds_max: Seconds | None = Field(default=None, alias="max_age", gt=0)
     """Older data is deleted. None: data is kept for ever."""

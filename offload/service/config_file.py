@@ -47,7 +47,7 @@ _TOKEN: Final = re.compile(
     r"""|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|\#[^\n]*|[][{}\n]""",
     re.DOTALL,
 )
-"""What decides where a statement of TOML ends: strings, comments, brackets, and ends of lines."""
+"""The tokens that decide where a statement of TOML ends: strings, comments, brackets, and ends of lines."""
 
 _KeyPath: TypeAlias = tuple[str, ...]
 _Place: TypeAlias = Callable[[_KeyPath], tuple[int, str]]

@@ -1,4 +1,4 @@
-"""What a month of `offload run` writes to the store, keeps there, and costs.
+"""The cost of a month of `offload run`: the data that it writes and keeps, and the price of that.
 
 Everything is computed from the growth of the streams (`service.preview`) and their rules:
 
@@ -55,7 +55,7 @@ OWN_PRICES: Final = Price(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthlyWork:
-    """What is written in a month, and what is stored at its end."""
+    """The data that is written in a month, and the data that is stored at its end."""
 
     fragments: float = 0.0
     """Objects with data. Each is 1 put."""
@@ -99,7 +99,7 @@ class MonthlyCost:
 
     @property
     def stored_gib(self) -> float:
-        """What is stored a month from now."""
+        """The data that is stored a month from now."""
         return (self.work.data_stored_bytes + self.work.roots_stored_bytes) / GIB
 
     @property

@@ -28,7 +28,7 @@ WAITS: Final = {
     Wait.RESUME: "until a person resumes it",
     Wait.LEADER: "for the leading process; this one takes over if nothing is committed for `takeover`",
 }
-"""What the oldest record waits for, in words. An error says it itself."""
+"""The cause for which the oldest record waits, in words. An error says it itself."""
 
 
 class Advises(Protocol):

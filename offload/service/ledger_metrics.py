@@ -9,7 +9,7 @@ Invariants:
 
 - The number of rows has a bound. A ledger has a row of its own after its first event, for at most
   `streams_max` ledgers. All others, such as ten thousand that are idle, are one row, named `OTHERS`.
-- What a ledger counted stays in the sum over all rows: when it is closed, its counts go to `OTHERS`.
+- The counts of a ledger stay in the sum over all rows: when it is closed, its counts go to `OTHERS`.
 - A scrape sends no request to a store, and reads no file.
 """
 

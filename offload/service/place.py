@@ -1,4 +1,4 @@
-"""What the place of a tier looks like, for streams that wait until somebody mends it (`follow.pauses`).
+"""The look at the place of a tier, for streams that wait until somebody mends it (`follow.pauses`).
 
 Only a folder is looked at: the rights and owners of the folder and of the stream's folders, and the free
 space of its disk. The space counts in powers of two, because other programs use the disk too, and each change

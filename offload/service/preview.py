@@ -1,6 +1,6 @@
 """A preview of `offload run`: the rules, the lag and the growth of each stream.
 
-Nothing is copied and nothing is claimed. Of each stream, the newest manifest is loaded, the last chunk is
+Nothing is copied and nothing is claimed. For each stream, the newest manifest is loaded, the last chunk is
 compared with the source, and the source's chunk tables are read.
 
 Invariant: what could not be read is not known. No number stands for it, and `unknown_because` has the reason.
@@ -81,7 +81,7 @@ class StreamPreview:
     """The gaps between the parts of the stream on the tier."""
 
     stored_size_bytes: int = 0
-    """What the tier stores of the stream, in all of its parts."""
+    """The data that the tier stores of the stream, in all of its parts."""
 
     data_size_bytes: int = 0
     growth: Growth = Growth()

@@ -1,7 +1,7 @@
 """Reading the whole tier once in each interval, in the background, so that a flipped byte is found.
 
 A round reads every object, in order of keys, at a bounded rate. It runs beside the other jobs, because it may
-take days. What it has read is noted on the tier (`formats.verify_notes`): a process that is started again, or
+take days. Its progress is noted on the tier (`formats.verify_notes`): a process that is started again, or
 another one that takes over, continues the round behind the last note.
 
     stopped              left behind                         cured by
@@ -9,7 +9,7 @@ another one that takes over, continues the round behind the last note.
 
 Invariants:
 
-- Of several processes, one works on a round, whoever leads the streams: an idle stream has no leader, and is
+- One of several processes works on a round, whoever leads the streams: an idle stream has no leader, and is
   read all the same. The others see fresh notes of that process, and wait until these are half an hour old.
   The next life of the same instance need not wait. Two that begin at the same moment may read twice, which
   harms nothing.
@@ -62,7 +62,7 @@ class VerifyRounds:
     env: Env
     emit: Callable[[Event], None]
     identity: str | None = None
-    """What this process has in common with its earlier lives (`copy.instance`), if it has an identity."""
+    """The identity that this process shares with its earlier lives (`copy.instance`), if it has one."""
     last: UpkeepFinished | None = None
     is_running: bool = False
     _notes: VerifyNotes | None = None

@@ -111,7 +111,7 @@ class BufferPool:
             self._free.clear()
 
     def _sort_in(self) -> None:
-        """Take back what was dropped. What was used last is used next, because it is still in the caches."""
+        """Take back dropped memory. The last one is used next, because it is still in the caches."""
         while self._returned:
             self._free.append(self._returned.popleft())
         while sum(memory.size for memory in self._free) > self._kept_size_bytes_max:

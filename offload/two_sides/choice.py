@@ -120,6 +120,6 @@ def next_step(extents: Sequence[tuple[ReadSide, Extent]], offset: int) -> Read |
     later = [begin for begin in begins if begin is not None]
     if later:
         return SkipTo(min(later))
-    # A side that was emptied has an end all the same. What comes next begins there.
+    # A side that was emptied has an end all the same. Later records begin there.
     ended = max((extent.end for _, extent in extents), default=offset)
     return SkipTo(ended) if ended > offset else None

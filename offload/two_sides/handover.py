@@ -1,7 +1,7 @@
 """One read across a disk and a tier: a place that moves forward, and steps that `choice` names.
 
-Each round asks what both sides have, and reads, skips, waits or ends. What a side has may be out of date: a
-step that could leave out or repeat something is taken only after both sides were looked at again.
+Each round asks what both sides have, and reads, skips, waits or ends. The extent of a side may be out of
+date: a step that could leave out or repeat something is taken only after both sides were looked at again.
 
 Invariants: `place` moves when a whole window was delivered, and never back within a part; a side continues a
 chunk that the other has delivered only after a comparison (`Delivered`), as far as both reach back to it.

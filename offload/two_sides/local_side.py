@@ -93,7 +93,7 @@ class LocalSide:
     tier: TierSide
     believed: Believed
     extent: Extent = NOTHING
-    """What may be read, as the last look found it."""
+    """The range that may be read, as the last look found it."""
     next_offset: int = 0
     """The end of the source at the last look, which may be more than what may be read."""
     error: OffloadError | None = None
@@ -211,7 +211,7 @@ class LocalSide:
         return await attach(self._snapshot, position)
 
     async def aclose(self) -> None:
-        """Close the snapshot. What the last look found stays known. Idempotent."""
+        """Close the snapshot. The result of the last look stays known. Idempotent."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             await snapshot.aclose()
@@ -249,7 +249,7 @@ class LocalSide:
                 self._refuse_lost(snapshot, delivered)
             return await self._lags(snapshot)
         except (TryAgain, Corrupt):
-            # The store is down, or damaged. What was delivered is proof enough, if it is comparable.
+            # The store is down, or damaged. The delivered chunk is proof enough, if it is comparable.
             if delivered is None or not await self._continues(snapshot, delivered, is_on_tier=False):
                 raise
             return False

@@ -82,7 +82,7 @@ class TierSide:
 
     @property
     def since(self) -> Manifest | None:
-        """What a source is told about the tier when it takes a snapshot."""
+        """The facts about the tier that a source gets when it takes a snapshot."""
         return self.manifest if isinstance(self.manifest, Manifest) else None
 
     def extent(self, part: int) -> Extent:
@@ -95,7 +95,7 @@ class TierSide:
         return Extent(committed.first_offset, committed.next_offset, failed)
 
     def fail(self, part: int, offset: int, error: Corrupt | TryAgain) -> None:
-        """Leave out what a part has from `offset` on. What it gets later is read again."""
+        """Leave out what a part has from `offset` on. Records that it gets later are read again."""
         self._failure = part, Failure(offset, self.extent(part).end, error)
 
     def forgive(self) -> None:

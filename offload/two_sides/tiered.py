@@ -23,7 +23,8 @@ Invariants: offsets ascend in a part, each is delivered once, and every offset t
 all that is delivered of a part belongs to one history (`local_side`, `tier_side`), or else `Diverged` is
 raised; a read that ends leaves no file open and no task behind.
 
-What the source has counts as the newest part of the stream. docs/adr/0030-tiered-reader.md has the reasons.
+The records of the source count as the newest part of the stream. docs/adr/0030-tiered-reader.md has
+the reasons.
 """
 
 from __future__ import annotations

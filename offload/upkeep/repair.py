@@ -19,7 +19,7 @@ Invariants:
 - Nothing is changed unless the comparison has passed.
 - A fragment whose index can be read is compared chunk by chunk: offset, time, size, number of records, type,
   and the checksum of all bytes, with which the leader epoch is compared too.
-- Of any other fragment the manifest knows the offsets, messages, bytes and times. Beside these, the other
+- For any other fragment the manifest knows the offsets, messages, bytes and times. Beside these, the other
   place must have the chunk behind it that the tier has there, or else the chunk before it. A chunk that is in
   two logs with the same epoch, time and CRC has the same records before it in both. So the chunk behind is a
   proof; the chunk before only shows that the two logs were one until there.

@@ -294,7 +294,7 @@ async def _still_there(store: ObjectStore, names: Iterable[str]) -> TryAgain | N
 
 
 def _with_objects_left(row: ShreddedKey, error: OffloadError) -> ShreddedKey:
-    """Return the row of a key with objects that may be left. What became of a master key stays true."""
+    """Return the row of a key with objects that may be left. The fate of a master key stays true."""
     is_of_objects = row.fate in (KeyFate.DELETED, KeyFate.DAMAGED)
     return replace(row, fate=KeyFate.LEFT if is_of_objects else row.fate, error=error)
 

@@ -62,7 +62,7 @@ class CommandContext:
     keys: str | None = None
     """The URL of the key service."""
     advice: Advice = field(default_factory=Advice)
-    """What to advise after an error about a stream."""
+    """The advice after an error about a stream."""
     reading: TierOptions = field(default_factory=TierOptions)
     """The options of tiers that are opened without options of their own."""
 

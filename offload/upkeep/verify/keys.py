@@ -64,7 +64,7 @@ class _Found:
     label: str = ""
     """The master key of the object that opens; without a key service, of the first that is sound."""
     unchecked: Unchecked | None = None
-    """What the key service says instead of unwrapping the key."""
+    """The refusal of the key service to unwrap the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

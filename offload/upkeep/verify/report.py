@@ -148,7 +148,7 @@ def damage_as_json(damage: Corrupt) -> dict[str, object]:
 
 
 def counting(report: VerifyReport, decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Wrap `decode` so that it counts the one object of `report`. Of repeated replies the last one counts."""
+    """Wrap `decode` so that it counts the one object of `report`. The last of repeated replies counts."""
 
     def counted(raw: bytes) -> T:
         report.objects, report.bytes = 1, len(raw)
