@@ -19,9 +19,7 @@ from newcomers import (
     offloader_subclassed,
     offloader_third_reads,
     offloader_third_writes,
-    store_bucket,
     store_connections,
-    store_creates,
     store_database,
     store_declared,
     store_deletes,
@@ -40,13 +38,11 @@ from newcomers import (
 from newcomers.registry import BUGS
 from newcomers.service import ServiceStore
 from newcomers.sound import Folder, FolderTier, Ledgers, Memory, SharedMemory, Sqlite, SummedMemory, Tier
-from newcomers.store_bucket import Bucket
 from newcomers.table import Table
 
 SOUND: Final[dict[str, Any]] = {
     each.__name__: each
     for each in (
-        Bucket,
         Folder,
         FolderTier,
         Ledgers,
@@ -74,9 +70,7 @@ MODULES: Final = (
     offloader_subclassed,
     offloader_third_reads,
     offloader_third_writes,
-    store_bucket,
     store_connections,
-    store_creates,
     store_database,
     store_declared,
     store_deletes,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import UUID, uuid4
 
-from newcomers.fifth_sound import ended, opened, prepared, stopped
-from newcomers.fourth_sound import Relay, Rows
+from newcomers.fifth_sound import ended, opened, prepared
+from newcomers.fourth_sound import Rows
 from newcomers.ledgers import copied, ledger, raises, trimmed, uploaded
 from newcomers.registry import Open, bug
 from offload import Job, StreamWriter
@@ -18,10 +17,7 @@ from offload.commit.guest import Abort, Trim
 from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
-from offload.contracts.ledger import ReadHandle
 from offload.ground.errors import Conflict, Fenced, NoSpace, TryAgain
-from offload.model.attempt import Attempt, Receipt
-from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream, Manifest
 
 
@@ -91,81 +87,6 @@ class RefusedCommitKeepsItsLock(Rows):
         return manifest
 
 
-class Waiting(Relay):
-    """A ledger whose reads wait until something has happened."""
-
-    def __init__(self, handle: ReadHandle, happened: asyncio.Event) -> None:
-        super().__init__(handle)
-        self.happened, self.asked = happened, asyncio.Event()
-
-    async def read(self, rows: ChunkTable) -> Any:
-        self.asked.set()
-        await self.happened.wait()
-        return await super().read(rows)
-
-
-async def _commits_beside_an_offload(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0))
-    [attempt] = await writer.prepare([3])
-    committed = asyncio.Event()
-    slow = Waiting(ledger(3), committed)
-    running = asyncio.create_task(tier.offload(slow, attempt, manifest=writer.manifest, extra_metadata={}))
-    await slow.asked.wait()
-    try:
-        async with asyncio.timeout(10):
-            await prepared(tier, "s", writer.manifest)
-        committed.set()
-        await running
-    finally:
-        await stopped(running)
-
-
-@bug(_commits_beside_an_offload)
-class OffloadIsATransaction(Rows):
-    """An offload is one transaction on the stream's row, and commits of the stream wait for its end.
-
-    Breaks "its methods may be called at the same time". Costs a stream whose source is slow: nobody commits,
-    claims or trims meanwhile.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.row_lock = asyncio.Lock()
-
-    async def offload(
-        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
-    ) -> Receipt:
-        async with self.row_lock:
-            return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        async with self.row_lock:
-            return await super().commit_manifest(stream, change, base=base, committer=committer)
-
-
-async def _epochs_of_brokers(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await StreamWriter.claim(tier, "s", source_epoch=2**32 + 5)
-    assert writer.manifest.source_epoch == 2**32 + 5
-    await raises(Fenced, StreamWriter.claim(open_(), "s", source_epoch=7))
-
-
-@bug(_epochs_of_brokers)
-class EpochOf32Bits(Rows):
-    """The leader epoch of the source is an integer of 32 bits in the table.
-
-    Breaks "Claims fence": a claim under an older epoch is accepted. Costs a stream whose broker counts epochs
-    in 64 bits: a deposed leader takes it back.
-    """
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        return replace(manifest, source_epoch=manifest.source_epoch % 2**32)
-
-
 async def _every_state_is_newer(open_: Open) -> None:
     tier, reader = await opened(open_), open_()
     writer = await copied(tier, "s", ledger(0))
@@ -220,35 +141,6 @@ class PollsOnceAMinute(Rows):
         if newest is None:
             self.polled[known.stream] = time.monotonic()
         return newest
-
-
-async def _views_are_of_now(open_: Open) -> None:
-    tier, reader = await opened(open_), open_()
-    writer = await copied(tier, "s", ledger(0))
-    for first in (3, 6):
-        await reader.view("s")
-        await writer.offload([ledger(first)])
-        view = await reader.view("s")
-        assert view.committed.next_offset == first + 3
-
-
-@bug(_views_are_of_now)
-class ViewIsRevalidatedLater(Rows):
-    """A view is served from a cache, which loads the manifest afterwards: each is old by one call.
-
-    Breaks "Return the stream as it is committed now". Costs a reader that opens a stream once: it misses what
-    was committed since the last one.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.seen: dict[str, Manifest] = {}
-
-    async def view(self, stream: str) -> StreamView:
-        newest = await self.load_manifest(stream)
-        shown = self.seen.get(stream, newest)
-        self.seen[stream] = newest
-        return self.view_of(shown)
 
 
 async def _fenced_again(open_: Open) -> None:

@@ -6,19 +6,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from newcomers.fifth_sound import opened, prepared
+from newcomers.fifth_sound import opened
 from newcomers.fourth_sound import Rows
-from newcomers.ledgers import all_of, attempt_of, chunks_of, copied, entries_of, ledger, raises, uploaded
+from newcomers.ledgers import copied, ledger, raises
 from newcomers.registry import Open, bug
-from newcomers.sound import Tier
 from offload import Job, StreamWriter, delete_stream
-from offload.commit.guest import Abort
-from offload.commit.writer import Prepare
 from offload.contracts.change import Change
-from offload.ground.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
-from offload.model.attempt import Attempt
+from offload.ground.errors import Fenced, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest, StreamState
-from offload.model.part import StreamPart, part_like
 
 # Rebirth
 
@@ -157,174 +152,13 @@ class TombstoneHasNoEpoch(Rows):
 # Deletion
 
 
-async def _deleted_with_its_stream(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0))
-    [entry] = await entries_of(tier, writer.manifest)
-    await delete_stream(tier, "s")
-    await tier.delete_offloaded(attempt_of("s", entry))
-    await tier.delete_offloaded(attempt_of("s", entry))
-
-
-@bug(_deleted_with_its_stream)
-class DeletionNeedsAManifest(Rows):
-    """A deletion loads the manifest to condemn the attempt, and a deleted stream has none.
-
-    Breaks "Remove every object of `attempt`" and "Deleting an absent attempt succeeds". Costs whoever deletes
-    a stream: its data stays, and is paid for.
-    """
-
-    async def delete_offloaded(self, attempt: Attempt) -> None:
-        await self.load_manifest(attempt.stream)
-        await super().delete_offloaded(attempt)
-
-
-async def _older_fragments_stay(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0))
-    attempt, receipt = await uploaded(tier, writer, ledger(3))
-    stray = Attempt(stream="s", ledger_id=attempt.ledger_id, uid=UUID(int=attempt.uid.int ^ 1))
-    await tier.delete_offloaded(stray)
-    await writer.append([receipt])
-    assert await all_of(await tier.read_offloaded(attempt)) == b"".join(chunks_of(3))
-
-
-@bug(_older_fragments_stay)
-class DeletionOfTheAbsentCleans(Rows):
-    """An attempt that is not there is looked for by its ledger, in case that its id was written wrongly.
-
-    Breaks "Deleting an absent attempt succeeds", and removes nothing. Costs an attempt at the same ledger
-    that runs: its upload is committed, and gone.
-    """
-
-    async def delete_offloaded(self, attempt: Attempt) -> None:
-        if not self.of_attempt(attempt):
-            stream = self.name(attempt.stream)
-            newest = await self.newest(attempt.stream)
-            for row in self.db.uploaded(stream, 0 if newest is None else newest.next_offset):
-                if row.entry.ledger_id == attempt.ledger_id:
-                    self.db.remove(stream, row.entry.first_offset, row.entry.attempt)
-        await super().delete_offloaded(attempt)
-
-
 # Names
-
-
-def _streams_apart(*names: str) -> Any:
-    async def proof(open_: Open) -> None:
-        tier = await opened(open_)
-        for at, name in enumerate(names):
-            await copied(tier, name, ledger(0, size=100 + at))
-        assert await tier.streams() == sorted(names)
-        for at, name in enumerate(names):
-            [entry] = await entries_of(tier, await tier.load_manifest(name))
-            handle = await tier.read_offloaded(attempt_of(name, entry))
-            assert await all_of(handle) == b"".join(chunks_of(0, size=100 + at)), name
-
-    return proof
-
-
-@bug(_streams_apart("x" * 70, "x" * 71))
-class NamesOf63Bytes(Rows):
-    """Each stream has a table of its name, and the server cuts names of tables to 63 bytes without a word.
-
-    Breaks "Return the newest committed manifest" of this stream. Costs two streams with long names that begin
-    alike: they are one.
-    """
-
-    def name(self, stream: str) -> str:
-        return super().name(stream)[:63]
 
 
 # Parts, on a tier that records them
 
 
-async def _with_parts(open_: Open, count: int) -> Any:
-    tier = await opened(open_)
-    await copied(tier, "s", ledger(0))
-    before = await tier.load_manifest("s")
-    for number in range(2, count + 1):
-        await tier.begin_part(StreamPart("s", number), before=before)
-    return tier
-
-
-async def _only_recorded_parts(open_: Open) -> None:
-    tier = await _with_parts(open_, 2)
-    await copied(tier, "s-part-3", ledger(0))
-    assert await tier.parts("s") == [StreamPart("s", 2)]
-
-
-@bug(_only_recorded_parts)
-class PartsAreThoseNamedSo(Tier):
-    """The parts of a stream are the streams whose names look like that.
-
-    Breaks "Only parts whose record names `stream` count". Costs a stream that is named like a part of
-    another: a reader of the other one gets its data too.
-    """
-
-    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
-        found = [part_like(name) for name in await self.streams()]
-        return sorted(part for part in found if part.first == stream and part.number > after)
-
-
-async def _begun_twice(open_: Open) -> None:
-    tier = await _with_parts(open_, 2)
-    await tier.begin_part(StreamPart("s", 2), before=await tier.load_manifest("s"))
-    other = open_()
-    await other.begin_part(StreamPart("s", 2), before=await tier.load_manifest("s"))
-    assert await other.parts("s") == [StreamPart("s", 2)]
-
-
-@bug(_begun_twice)
-class PartBeginsOnce(Tier):
-    """A part that is there already is refused, like another stream of its name.
-
-    Breaks "The call may be repeated". Costs a source whose first call was cut off: it never begins its part.
-    """
-
-    async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
-        if part in await self.parts(part.first):
-            raise Conflict(f"stream {part.name!r} exists")
-        await super().begin_part(part, before=before)
-
-
 # Clients
-
-
-async def _goes_on_elsewhere(open_: Open) -> None:
-    tier, other = await opened(open_), open_()
-    writer = await copied(tier, "s", ledger(0))
-    change, _ = await prepared(other, "s", writer.manifest)
-    await other.aclose()
-    assert (await tier.load_manifest("s")).runs(change.attempts[0][0])
-
-
-@bug(_goes_on_elsewhere)
-class ClosingDropsItsAttempts(Rows):
-    """A client that is closed drops the attempts that it announced, so that nothing is left behind.
-
-    Breaks "Release the catalogue's resources". Costs a job whose driver announces, and whose workers upload
-    after the driver's client was closed.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.announced: dict[str, set[UUID]] = {}
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
-        if isinstance(change, Prepare):
-            self.announced.setdefault(stream, set()).update(uid for uid, _ in change.attempts)
-        return manifest
-
-    async def aclose(self) -> None:
-        for stream, uids in self.announced.items():
-            abort = Abort(attempts=frozenset(uids))
-            await super().commit_manifest(stream, abort, base=None, committer=UUID(int=0))
-        self.announced.clear()
-        await super().aclose()
 
 
 async def _never_begun(open_: Open) -> None:

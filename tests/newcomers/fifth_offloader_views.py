@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 
-from newcomers.fifth_sound import Glance, ended, opened
+from newcomers.fifth_sound import Glance, opened
 from newcomers.fourth_sound import Relay, Rows, copying
 from newcomers.ledgers import (
-    all_of,
     attempt_of,
     chunks_of,
     copied,
     entries_of,
     ledger,
-    raises,
     trimmed,
-    uploaded,
 )
 from newcomers.registry import Open, bug
-from newcomers.table import Row
-from offload.commit.writer import Append
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Buffer
-from offload.ground.errors import Absent, NotOffloaded, TryAgain
+from offload.ground.errors import Absent, NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
 
 # Views
-
-
-async def _streams_stay_listed(open_: Open) -> None:
-    tier = await opened(open_)
-    for name in ("a", "b"):
-        await copied(tier, name, ledger(0))
-    found = await tier.streams()
-    found.pop()
-    assert await tier.streams() == ["a", "b"]
-
-
-@bug(_streams_stay_listed)
-class OneListOfStreams(Rows):
-    """The list of streams is the cache's own, and a caller that takes a name from it takes it from all.
-
-    Breaks "Return the streams that were ever begun here". Costs whoever asks next: a stream is missing.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.fetched_names: list[str] = []
-        self.names: list[str] = []
-
-    async def streams(self) -> list[str]:
-        fresh = await super().streams()
-        if fresh != self.fetched_names:
-            self.fetched_names, self.names = fresh, list(fresh)
-        return self.names
 
 
 async def _view_of_an_older_state(open_: Open) -> None:
@@ -234,73 +200,6 @@ class Shared(Rows):
         return self.in_front(await super().read_offloaded(attempt, manifest=manifest, only=only))
 
 
-async def _many_handles(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0))
-    [entry] = await entries_of(tier, writer.manifest)
-    handles = [await tier.read_offloaded(attempt_of("s", entry)) for _ in range(101)]
-    assert await all_of(handles[0]) == b"".join(chunks_of(0))
-
-
-@bug(_many_handles)
-class HundredHandles(Shared):
-    """The client keeps 100 handles open, and the next one closes the oldest.
-
-    Breaks "The range, the table and the bytes behind it are the same at every call". Costs a reader of many
-    fragments at once: the first ones end with an error that never ends.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.open_handles: list[Any] = []
-
-    def in_front(self, handle: ReadHandle) -> ReadHandle:
-        tier = self
-
-        class Kept(Relay):
-            async def read(self, rows: ChunkTable) -> Any:
-                if self not in tier.open_handles:
-                    raise TryAgain(f"{self.where}: the cursor is closed")
-                return await super().read(rows)
-
-        self.open_handles.append(Kept(handle))
-        del self.open_handles[:-100]
-        return self.open_handles[-1]  # type: ignore[no-any-return]
-
-
-async def _handles_at_once(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0), ledger(3, size=200))
-    entries = await entries_of(tier, writer.manifest)
-    handles = [await tier.read_offloaded(attempt_of("s", entry)) for entry in entries]
-    found = await ended(*(all_of(handle) for handle in handles))
-    assert found == [b"".join(chunks_of(0)), b"".join(chunks_of(3, size=200))]
-
-
-@bug(_handles_at_once)
-class OneCursorForHandles(Shared):
-    """Handles share the cursor of their client: a read runs the query of the handle that was last to ask.
-
-    Breaks "The range, the table and the bytes behind it are the same at every call". Costs two readers in one
-    process: one gets the other's bytes.
-    """
-
-    asked: Any = None
-
-    def in_front(self, handle: ReadHandle) -> ReadHandle:
-        tier = self
-
-        class Asking(Relay):
-            async def read(self, rows: ChunkTable) -> Any:
-                tier.asked = self.handle, rows
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                asked, wanted = tier.asked
-                return await asked.read(wanted)
-
-        return Asking(handle)
-
-
 async def _read_on_is_read(open_: Open) -> None:
     tier = await opened(open_)
     writer = await copied(tier, "s", ledger(0, 6))
@@ -310,28 +209,6 @@ async def _read_on_is_read(open_: Open) -> None:
     runs = [table[at : at + 1] for at in range(6)]
     found = [await handle.read_on(run, table[at + 1 :]) for at, run in enumerate(runs)]
     assert [bytes(each) for each in found] == chunks_of(0, 6)
-
-
-@bug(_read_on_is_read)
-class ReadOnHasABuffer(Shared):
-    """Reads that go on fill one buffer of the handle, and return a view of it.
-
-    Breaks "They are valid for as long as the caller holds them or a part of them". Costs a reader that is a
-    chunk ahead of its consumer.
-    """
-
-    def in_front(self, handle: ReadHandle) -> ReadHandle:
-        class Buffered(Relay):
-            buffer = bytearray()
-
-            async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
-                data = await self.read(rows)
-                if len(self.buffer) < len(data):
-                    self.buffer = bytearray(len(data))
-                self.buffer[: len(data)] = data
-                return memoryview(self.buffer)[: len(data)].toreadonly()
-
-        return Buffered(handle)
 
 
 @bug(_read_on_is_read)
@@ -395,31 +272,3 @@ class AnyLossIsAHole(Rows):
         if only is None and len(found) < len(self.of_attempt(attempt)):
             raise NotOffloaded(f"attempt {attempt.uid} has lost fragments")
         return found
-
-
-async def _only_what_is_committed(open_: Open) -> None:
-    tier = await opened(open_)
-    writer = await copied(tier, "s", ledger(0))
-    attempt, receipt = await uploaded(tier, writer, ledger(3, 6, size=30_000))
-    await raises(NotOffloaded, tier.read_offloaded(attempt))
-    change = Append(writer=writer.manifest.writer, entries=receipt.entries[:1], finished=frozenset())
-    await tier.commit_manifest("s", change, base=None, committer=writer.manifest.writer)
-    handle = await tier.read_offloaded(attempt)
-    assert handle.next_offset == receipt.entries[0].next_offset
-
-
-@bug(_only_what_is_committed)
-class CommittedInPart(Rows):
-    """An attempt of which one fragment is committed is read with all fragments that are there.
-
-    Breaks "Return a handle on the fragments of `attempt` that `manifest` names". Costs a reader what its
-    writer may drop yet: it reads records that others never see.
-    """
-
-    async def entries_of(self, attempt: Attempt, manifest: Manifest, only: range | None) -> Any:
-        found = await super().entries_of(attempt, manifest, only)
-        rows: Sequence[Row] = self.of_attempt(attempt)
-        if not found or only is not None:
-            return found
-        later = [row.entry for row in rows if row.entry.first_offset >= found[-1].next_offset]
-        return [*found, *sorted(later, key=lambda entry: entry.first_offset)]

@@ -2,133 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
+import json
 import re
-import time
-import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
 from hashlib import sha256
+from typing import Any
 
 from newcomers.fifth_sound import filled, keeps_keys, listed
 from newcomers.fourth_sound import Client, described
-from newcomers.proofs import data_of, raises
+from newcomers.proofs import raises
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
 from offload.contracts.store import Body, Listed, Span, Suffix, check_key
-from offload.formats.checksums import crc32c
 from offload.ground.errors import AlreadyExists, Denied, NotFound
 
 # Bytes
-
-
-async def _compressed_stays(open_: Open) -> None:
-    store = open_()
-    data = gzip.compress(data_of(1000))
-    await store.put("k", Body.of(data))
-    assert await store.get("k") == data
-    assert await store.get("k", Suffix(10)) == data[-10:]
-
-
-@bug(_compressed_stays)
-class GzipIsUndone(SharedMemory):
-    """The client's HTTP library undoes the compression of whole replies that begin as gzip does.
-
-    Breaks "Read an object". Costs an object that is a gzip file: another one is read back, of another size.
-    """
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        data = await super().get(key, span)
-        if span is None and data[:2] == b"\x1f\x8b":
-            with suppress(OSError, EOFError, zlib.error):
-                return gzip.decompress(data)
-        return data
-
-
-async def _equal_bytes_are_apart(open_: Open) -> None:
-    store = open_()
-    for key in ("a", "b"):
-        await store.put(key, Body.of(data_of(1000)))
-    await store.delete(["a"])
-    assert await store.get("b") == data_of(1000)
-
-
-@bug(_equal_bytes_are_apart)
-class DedupWithoutCounts(SharedMemory):
-    """Equal bytes are stored once, and the deletion of one object removes them for the others.
-
-    Breaks "Delete these objects", and no other. Costs a copy of an object, when the first one is swept.
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        await super().put(key, body)
-        self.kept.setdefault("lost", set()).discard(crc32c(self.objects[key]))
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        lost = [crc32c(self.objects[key]) for key in keys if key in self.objects]
-        await super().delete(keys)
-        self.kept.setdefault("lost", set()).update(lost)
-
-    async def create(self, key: str, data: bytes) -> None:
-        await super().create(key, data)
-        self.kept.setdefault("lost", set()).discard(crc32c(data))
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        data = await super().get(key, span)
-        if len(self.objects[key]) >= 512 and crc32c(self.objects[key]) in self.kept.get("lost", ()):
-            raise NotFound(key, store=self.url)
-        return data
-
-
-async def _descriptions_of_equal_bytes(open_: Open) -> None:
-    store = open_()
-    for key in ("a", "b"):
-        await store.put(key, Body.of(data_of(1000), metadata={"name": key}))
-    assert await store.metadata_of("a") == {"name": "a"}
-
-
-@bug(_descriptions_of_equal_bytes)
-class DedupOfDescriptions(SharedMemory):
-    """Equal bytes are stored once, with the description of whoever stored them last.
-
-    Breaks "An object has only the metadata that it was written with". Costs every copy its own description.
-    """
-
-    async def metadata_of(self, key: str) -> Mapping[str, str]:
-        data = await self.get(key)
-        return await super().metadata_of([each for each in self.objects if self.objects[each] == data][-1])
-
-
-async def _two_clients_in_turn(open_: Open) -> None:
-    clients = [open_(), open_()]
-    for turn in range(6):
-        await clients[turn % 2].put("k", Body.of(f"{turn}".encode()))
-        assert await clients[0].get("k") == f"{turn}".encode()
-
-
-@bug(_two_clients_in_turn)
-class SlowClockLoses(SharedMemory):
-    """Writes have their client's time, and the latest wins. The second client's clock is a minute slow.
-
-    Breaks "Store a whole object, and replace an existing one". Costs a writer on a machine whose clock is
-    slow: its puts succeed, and change nothing for a minute.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.clients = self.kept.setdefault("clients", [])
-        self.clients.append(0 if not self.clients else -60_000)
-        self.skew_ms = self.clients[-1]
-
-    async def put(self, key: str, body: Body) -> None:
-        now_ms = time.time_ns() // 1_000_000 + self.skew_ms
-        written = self.kept.setdefault("written", {})
-        old = self.objects.get(key)
-        await super().put(key, body)
-        if old is not None and written.get(key, 0) > now_ms:
-            self.objects[key] = old
-        else:
-            written[key] = now_ms
 
 
 # Names
@@ -154,27 +42,6 @@ class AfterInUtf16(SharedMemory):
         async for row in super().list(prefix):
             if row.key.encode("utf-16-be") > after.encode("utf-16-be"):
                 yield row
-
-
-async def _folders_in_order(open_: Open) -> None:
-    store = open_()
-    await filled(store, ["p/a-b", "p/a/c", "p/a.txt", "p/b"])
-    found = [name async for name in store.level("p/")]
-    assert found == ["p/a-b", "p/a.txt", "p/a/", "p/b"], found
-
-
-@bug(_folders_in_order)
-class LevelWithoutSlashes(SharedMemory):
-    """A level is sorted by names, to which the slashes of folders are added afterwards.
-
-    Breaks "in order": `a-b` comes before `a/`. Costs a caller that merges two levels, or goes on behind a
-    name.
-    """
-
-    async def level(self, prefix: str) -> AsyncIterator[str]:
-        found = [name async for name in super().level(prefix)]
-        for name in sorted(found, key=lambda each: each.rstrip("/").encode()):
-            yield name
 
 
 @bug(keeps_keys("p/a\x0bb", "p/a\u2028b", "p/a\x85b", "p/a\x1cb", "p/a b"))
@@ -277,3 +144,27 @@ class CommasGetSpaces(SharedMemory):
     async def metadata_of(self, key: str) -> Mapping[str, str]:
         found = await super().metadata_of(key)
         return {name: ", ".join(re.split(", ?", value)) for name, value in found.items()}
+
+
+async def _typed_metadata(open_: Open) -> None:
+    store = open_()
+    metadata = {"first": "007", "flag": "true", "version": "1.10", "nothing": "null"}
+    await store.put("k", Body.of(b"x", metadata=metadata))
+    assert await store.metadata_of("k") == metadata
+
+
+@bug(_typed_metadata)
+class MetadataHasTypes(SharedMemory):
+    """The column is JSON, and values that look like JSON become numbers and flags.
+
+    Breaks "The store keeps them as they are". Costs a version `1.10`, which reads as `1.1`.
+    """
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        typed: dict[str, Any] = {}
+        for name, value in (await super().metadata_of(key)).items():
+            try:
+                typed[name] = json.loads(value)
+            except ValueError:
+                typed[name] = value
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in typed.items()}

@@ -32,7 +32,7 @@ from typing import Any, Final
 from newcomers.registry import BUGS, Bug, Proof
 
 TESTS: Final = Path(__file__).parents[1]
-IN_FILES: Final = {"Attic", "Folder", "FolderTier", "Ledgers", "Sqlite"}
+IN_FILES: Final = {"Folder", "FolderTier", "Ledgers", "Sqlite"}
 FOLDERS: Final = (
     ".",
     "backends",

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import unicodedata
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Final
 from uuid import UUID, uuid4
 
 from newcomers.fourth_sound import Rows, again
-from newcomers.ledgers import all_of, copied, entries_of, ledger, raises, trimmed, uploaded
+from newcomers.ledgers import all_of, copied, entries_of, ledger, raises, uploaded
 from newcomers.registry import Open, bug
 from newcomers.table import Table
 from offload.commit.grouping import edited
-from offload.commit.guest import Delete
 from offload.commit.job import Replace
 from offload.commit.rebuild import Fence
-from offload.commit.writer import Append, Claim
+from offload.commit.writer import Append
 from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
-from offload.formats.keys import escape
-from offload.formats.root import encode_root
-from offload.ground.errors import NotOffloaded, OffloadError, StreamDeleted, TryAgain
-from offload.model.manifest import CommittedStream, Manifest, StreamState
-from offload.upkeep.retention import delete_stream
+from offload.ground.errors import NotOffloaded, OffloadError, StreamDeleted
+from offload.model.manifest import Manifest, StreamState
 from offload.write.job import Job
 from offload.write.writer import StreamWriter
 
@@ -42,27 +36,6 @@ async def fenced(tier: Table, manifest: Manifest) -> Manifest:
         instead_of=manifest.commit_id,
     )
     return await tier.commit_manifest(manifest.stream, fence, base=manifest, committer=fence.writer)
-
-
-async def _fence_is_far_above(open_: Open) -> None:
-    tier = open_()
-    writer = await copied(tier, "s", ledger(0))
-    await fenced(tier, writer.manifest)
-    [version] = [(await tier.newest("s")).version]
-    assert version > 2**32, version
-
-
-@bug(_fence_is_far_above)
-class VersionIsOneMore(Rows):
-    """The version is the row's own counter, and the one that a change asks for is not looked at.
-
-    Breaks "Only the fence of a rebuild sets a higher version itself", which the commit must keep. Costs a
-    rebuild its fence: a stalled writer's commit may come above it.
-    """
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        return replace(manifest, version=1 if base is None else base.version + 1)
 
 
 async def _edit_of_the_newest(open_: Open) -> None:
@@ -102,27 +75,6 @@ class EditOfTheBase(Rows):
         return manifest
 
 
-async def _committer_is_kept(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    job = await Job.begin(tier, "s")
-    await job.prepare([3])
-    assert (await tier.load_manifest("s")).committer == job.uid
-
-
-@bug(_committer_is_kept)
-class CommitterIsTheWriter(Rows):
-    """A manifest says that the holder of the stream committed it, also if a guest did.
-
-    Breaks "`committer` is the guest" of the protocol, and `commit_manifest`, which takes it. Costs a person
-    who looks for the author of a change, and a commit that recognizes its own by it.
-    """
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        return replace(manifest, committer=manifest.writer)
-
-
 async def _two_preparations(open_: Open) -> None:
     writer = await StreamWriter.claim(open_(), "s")
     one = await writer.prepare([1])
@@ -155,135 +107,6 @@ class SameKindIsARetry(Rows):
         manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
         self.last[stream] = committer, type(change)
         return manifest
-
-
-async def _repeated_after_another(open_: Open) -> None:
-    tier = open_()
-    writer = await StreamWriter.claim(tier, "s")
-    attempt, receipt = await uploaded(tier, writer, ledger(0))
-    change = Append(writer=writer.writer, entries=receipt.entries, finished=frozenset({attempt.uid}))
-    await tier.commit_manifest("s", change, base=writer.manifest, committer=writer.writer)
-    await writer.prepare([9])
-    again = await tier.commit_manifest("s", change, base=writer.manifest, committer=writer.writer)
-    assert again.version == (await tier.load_manifest("s")).version
-
-
-@bug(_repeated_after_another)
-class RepeatedIsRemembered(Rows):
-    """A client remembers the answer to each change, and gives it again.
-
-    Breaks "committing it again returns the newest manifest". Costs a writer that repeats a commit: it goes on
-    from an old manifest, and does not learn that it was fenced.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.answers: dict[tuple[str, str], Manifest] = {}
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        key = stream, repr(change)
-        if key not in self.answers:
-            manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
-            self.answers[key] = manifest
-        return self.answers[key]
-
-
-async def _deleted_stays_deleted(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    await delete_stream(tier, "s")
-    await copied(tier, "other", ledger(0))
-    await raises(StreamDeleted, tier.load_manifest("s"))
-    assert await tier.streams() == ["other", "s"]
-
-
-@bug(_deleted_stays_deleted)
-class TombstonesArePurged(Rows):
-    """The first claim of another stream clears the rows of deleted ones, as a vacuum does.
-
-    Breaks "Raises `StreamDeleted`, which is a `NotOffloaded`, if the stream was deleted". Costs the deletion:
-    a stalled writer begins the stream again at version 1.
-    """
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        deleted: set[str] = self.db.__dict__.setdefault("deleted", set())
-        if isinstance(change, Claim):
-            for other in deleted - {stream}:
-                del self.db.roots[other]
-            deleted.intersection_update({stream})
-        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
-        (deleted.add if isinstance(change, Delete) else deleted.discard)(stream)
-        return manifest
-
-
-async def _trims_are_newer(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0), ledger(3), ledger(6))
-    known = (await tier.view("s")).committed
-    await trimmed(tier, "s", 3)
-    view = await tier.newer_view(known)
-    assert view is not None
-    assert view.committed.first_offset == 3
-
-
-@bug(_trims_are_newer)
-class NewerIfItGrew(Rows):
-    """A view is newer if the stream has grown.
-
-    Breaks "Return the stream as it is committed now, or None if that is still `known`, or older". Costs a
-    reader that looks for what a trim or a compaction left: it finds nothing newer, and reports damage.
-    """
-
-    async def newer_view(self, known: CommittedStream) -> StreamView | None:
-        view = await super().newer_view(known)
-        return view if view is not None and view.committed.next_offset > known.next_offset else None
-
-
-async def _many_streams(open_: Open) -> None:
-    tier, names = open_(), [f"s{number:03}" for number in range(130)]
-    for name in names:
-        await StreamWriter.claim(tier, name)
-    assert await tier.streams() == names
-
-
-@bug(_many_streams)
-class HundredStreams(Rows):
-    """The service returns a page of 100 streams, and the client does not ask for the next one.
-
-    Breaks "Return the streams that were ever begun here". Costs every stream behind the hundredth: no sweep,
-    copy or retention sees it.
-    """
-
-    async def streams(self) -> list[str]:
-        return (await super().streams())[:100]
-
-
-async def _names_differ_by_form(open_: Open) -> None:
-    tier, names = open_(), ["caf\u00e9", "cafe\u0301"]
-    for at, name in enumerate(names):
-        await copied(tier, name, ledger(at * 100), first=at * 100)
-    assert await tier.streams() == sorted(names)
-
-
-@bug(_names_differ_by_form)
-class StreamsAreNormalized(Rows):
-    """The database normalizes the names of streams, so that two spellings of an accent are one stream.
-
-    Breaks "Return the streams that were ever begun here", and `load_manifest` of the other spelling. Costs a
-    stream: two sources write into one.
-    """
-
-    def name(self, stream: str) -> str:
-        escape(stream)
-        return unicodedata.normalize("NFC", stream)
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        return replace(manifest, stream=self.name(manifest.stream))
 
 
 async def _rebuilt_is_not_deleted(open_: Open) -> None:
@@ -339,64 +162,6 @@ class FreshBaseNeedsNoVerdict(Rows):
     async def is_in(self, change: Change, newest: Manifest) -> bool:
         found, base = await super().is_in(change, newest), BASE.get()
         return found and (base is None or base.version != newest.version)
-
-
-async def _try_again_means_out(open_: Open) -> None:
-    tier = open_()
-    writer = await StreamWriter.claim(tier, "s")
-    for number in range(40):
-        before = await tier.load_manifest("s")
-        try:
-            await writer.prepare([number])
-        except TryAgain:
-            assert (await tier.load_manifest("s")).version == before.version, number
-
-
-@bug(_try_again_means_out)
-class RefusedAfterTheCommit(Rows):
-    """Each twelfth commit of a client reads its row back from a replica that lags, and asks to be tried
-    again.
-
-    Breaks "`TryAgain` too promises that the newest manifest does not contain the change". Costs a caller that
-    uploads the data once more, because it believes the promise.
-    """
-
-    commits = 0
-
-    async def set(self, manifest: Manifest) -> bool:
-        done = await super().set(manifest)
-        self.commits += done
-        if done and self.commits % 12 == 0:
-            raise TryAgain(f"stream {manifest.stream!r}: the replica has no version {manifest.version} yet")
-        return done
-
-
-async def _both_are_kept(open_: Open) -> None:
-    tier, other = open_(), open_()
-    await copied(tier, "s", ledger(0))
-    jobs = [await Job.begin(each, "s") for each in (tier, other)]
-    for number in range(10):
-        announced = await asyncio.gather(*(job.prepare([number]) for job in jobs))
-        newest = await tier.load_manifest("s")
-        assert all(newest.runs(attempt.uid) for _, [attempt] in announced)
-
-
-@bug(_both_are_kept)
-class ComparesTheEpoch(Rows):
-    """A commit is refused if the epoch of the row has changed, and not if its version has.
-
-    Breaks "Of two commits on one parent exactly one succeeds". Costs the change of a guest that commits
-    beside the writer, or that of the writer.
-    """
-
-    async def set(self, manifest: Manifest) -> bool:
-        await asyncio.sleep(0)
-        newest = self.db.newest(manifest.stream)
-        if newest is not None and newest.epoch > manifest.epoch:
-            return False
-        self.db.roots[manifest.stream] = encode_root(manifest)
-        await asyncio.sleep(0)
-        return True
 
 
 async def _unknown_streams_are_not_offloaded(open_: Open) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -20,12 +18,9 @@ from newcomers.ledgers import (
 )
 from newcomers.registry import Open, bug
 from newcomers.table import Row
-from offload import MemoryHandle
 from offload.commit.writer import Claim
-from offload.contracts.ledger import ReadHandle
-from offload.formats.chunk_writer import build_chunk
 from offload.model.attempt import Attempt, Leftover
-from offload.model.manifest import AttemptKind, Manifest
+from offload.model.manifest import Manifest
 from offload.upkeep.retention import delete_stream
 from offload.write.job import Job
 from offload.write.writer import StreamWriter
@@ -75,59 +70,11 @@ class NamedByItsOffsets(Rows):
         return any(row.entry.first_offset in live for row in rows)
 
 
-async def _crashed(tier: Any, *ledgers: ReadHandle, stream: str = "s") -> Manifest:
-    """Return the manifest of a claim after a crash that left these ledgers."""
-    writer = await StreamWriter.claim(tier, stream)
-    attempts = await writer.prepare([each.ledger_id for each in ledgers])
-    for attempt, handle in zip(attempts, ledgers, strict=True):
-        await tier.offload(handle, attempt, manifest=writer.manifest, extra_metadata={})
-    return await _claimed(tier, writer.manifest)
-
-
 async def _claimed(tier: Any, base: Manifest) -> Manifest:
     """Return the manifest of a claim whose writer resolves nothing."""
     claim = Claim(stream=base.stream, writer=UUID(int=base.epoch + 7), first_offset=0)
     found: Manifest = await tier.commit_manifest(base.stream, claim, base=base, committer=claim.writer)
     return found
-
-
-async def _last_chunk_begins(open_: Open) -> None:
-    tier = open_()
-    chunk = build_chunk([b"a", b"b", b"c"], offset=0, timestamp_ms=1_700_000_000_000, epoch=1)
-    manifest = await _crashed(tier, MemoryHandle([chunk]))
-    [leftover] = await tier.leftovers(manifest)
-    assert leftover.last_chunk_offset == 0
-    assert leftover.last_chunk_checksum == zlib.crc32(chunk)
-
-
-@bug(_last_chunk_begins)
-class LastRecordForLastChunk(Rows):
-    """The offset of a leftover's last chunk is that of its last record.
-
-    Breaks, of `Leftover`, `last_chunk_offset`, which is compared with the source's chunk there. Costs the
-    leftovers of every chunk with several records: the source denies them, and all is uploaded again.
-    """
-
-    def leftover(self, row: Row) -> Leftover:
-        return replace(super().leftover(row), last_chunk_offset=row.entry.next_offset - 1)
-
-
-async def _long_chains(open_: Open) -> None:
-    tier = open_()
-    manifest = await _crashed(tier, *(ledger(at * 3) for at in range(120)))
-    assert len(await tier.leftovers(manifest)) == 120
-
-
-@bug(_long_chains)
-class HundredLeftovers(Rows):
-    """The query of leftovers has a limit of 100 rows.
-
-    Breaks "The chain ends only if no such fragment continues it". Costs the fragments behind the hundredth:
-    they are uploaded again.
-    """
-
-    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
-        return (await super().leftovers(manifest))[:100]
 
 
 async def _other_rows_do_not_matter(open_: Open) -> None:
@@ -161,25 +108,3 @@ class LastUploadDecides(Rows):
                 break
             found.append(each)
         return found
-
-
-async def _crash_before_the_last(open_: Open) -> None:
-    tier = open_()
-    manifest = await _claimed(tier, await _crashed(tier, ledger(0)))
-    assert len(await tier.leftovers(manifest)) == 1
-
-
-@bug(_crash_before_the_last)
-class LeftoversOfThePredecessor(Rows):
-    """Leftovers are those of the epoch before the present one.
-
-    Breaks "of attempts that run in `manifest` for another writer". Costs what a writer left if the next one
-    crashed too, before it settled anything.
-    """
-
-    def left(self, manifest: Manifest) -> dict[UUID, int]:
-        return {
-            each.attempt: each.ledger_id
-            for each in manifest.running
-            if each.epoch == manifest.epoch - 1 and each.kind is AttemptKind.STREAM
-        }

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from newcomers.fourth_sound import Rows, copying
+from newcomers.fourth_sound import Rows
 from newcomers.ledgers import all_of, attempt_of, chunks_of, copied, entries_of, ledger, trimmed
 from newcomers.registry import Open, bug
 from newcomers.table import Row, TableHandle
 from offload.contracts.ledger import ReadHandle
-from offload.contracts.store import Buffer
 from offload.ground.errors import TryAgain
 from offload.model.attempt import Attempt
-from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
+from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.upkeep.retention import delete_stream
@@ -45,30 +44,6 @@ class OnlyBeginsInTheStream(Rows):
         if only is not None and only.start < manifest.first_offset:
             return []
         return await super().entries_of(attempt, manifest, only)
-
-
-async def _the_given_manifest_counts(open_: Open) -> None:
-    tier = open_()
-    writer = await copied(tier, "s", *(ledger(at, ledger_id=1) for at in (0, 3, 6)))
-    before, old = writer.manifest, (await entries_of(tier, writer.manifest))[:2]
-    job, _, receipt = await copying(tier, "s", old)
-    await job.replace(old, [receipt])
-    handle = await tier.read_offloaded(attempt_of("s", old[0]), manifest=before)
-    assert await all_of(handle) == b"".join(chunks_of(0))
-
-
-@bug(_the_given_manifest_counts)
-class NewestIsAlwaysMeant(Rows):
-    """A handle is opened by the newest manifest, whichever one the caller passes.
-
-    Breaks "Return a handle on the fragments of `attempt` that `manifest` names". Costs a reader in the middle
-    of a stream that is compacted meanwhile: its view names what "was never offloaded".
-    """
-
-    async def read_offloaded(
-        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
-    ) -> ReadHandle:
-        return await super().read_offloaded(attempt, only=only)
 
 
 async def _reborn_reads_its_own(open_: Open) -> None:
@@ -156,44 +131,6 @@ class ReadsMoveTheTable(Handled):
     HANDLE = ShiftedHandle
 
 
-async def _another_read_than_announced(open_: Open) -> None:
-    handle = await _opened(open_())
-    table = await handle.table()
-    chunks = chunks_of(0, 8, size=40_000)
-    assert await handle.read_on(table[:1], table[1:2]) == chunks[0]
-    assert await handle.read(table[5:6]) == chunks[5]
-
-
-class EagerHandle(TableHandle):
-    """A handle that reads on."""
-
-    ahead: bytes | None = None
-
-    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
-        data = await self.read(rows)
-        if len(then):
-            self.ahead = await super().read(then)
-        return data
-
-    async def read(self, rows: ChunkTable) -> bytes:
-        if (ahead := self.ahead) is not None and len(ahead) >= int(rows["size_bytes"].sum()):
-            self.ahead = None
-            return ahead[: int(rows["size_bytes"].sum())]
-        self.ahead = None
-        return await super().read(rows)
-
-
-@bug(_another_read_than_announced)
-class ReadOnIsBelieved(Handled):
-    """What `read_on` has fetched answers the next read, whichever rows that one asks for.
-
-    Breaks "The caller is likely to read `then`", which is no promise, and "Return the stored chunks of
-    `rows`". Costs a reader that seeks: it gets the chunks that followed.
-    """
-
-    HANDLE = EagerHandle
-
-
 async def _two_reads_at_once(open_: Open) -> None:
     handle = await _opened(open_())
     table = await handle.table()
@@ -222,34 +159,6 @@ class OneScratch(Handled):
     """
 
     HANDLE = ScratchHandle
-
-
-async def _same_windows(open_: Open) -> None:
-    handle = await _opened(open_())
-    table = await handle.table()
-    found = [[len(run) for run in handle.windows(table, size_bytes=50_000)] for _ in range(3)]
-    assert found[0] == found[1] == found[2], found
-
-
-class GrowingHandle(TableHandle):
-    """A handle with larger windows each time."""
-
-    grown = 1
-
-    def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
-        size_bytes, self.grown = size_bytes * self.grown, self.grown * 2
-        return super().windows(rows, size_bytes=size_bytes)
-
-
-@bug(_same_windows)
-class WindowsGrow(Handled):
-    """A handle doubles its windows each time, since whoever reads on is likely to want more.
-
-    Breaks "The same rows yield the same runs at every call". Costs an upload that is tried again: the bytes
-    of its windows differ from those of the first try.
-    """
-
-    HANDLE = GrowingHandle
 
 
 async def _closed_twice(open_: Open) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import numpy as np
 
 from newcomers.fourth_sound import Rows
-from newcomers.ledgers import chunks_of, copied, entries_of, ledger, tracking
+from newcomers.ledgers import chunks_of, copied, entries_of, ledger
 from newcomers.registry import Open, bug
 from newcomers.sound import Tier
 from offload import MemoryHandle
 from offload.contracts.catalogue import EntryView, StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.ground.errors import Conflict
 from offload.model.entry import Entries, Entry
-from offload.model.manifest import CommittedStream, Manifest
-from offload.model.part import StreamPart, part_like
+from offload.model.manifest import CommittedStream
 from offload.write.job import Job
 from offload.write.writer import StreamWriter
 
@@ -96,150 +93,7 @@ class TimeZeroIsNoTime(Viewed):
     VIEW = NowView
 
 
-async def _empty_has_no_time(open_: Open) -> None:
-    tier = open_()
-    await StreamWriter.claim(tier, "s")
-    assert await (await tier.view("s")).last_timestamp_ms() is None
-
-
-class EpochView(EntryView):
-    """A view of an empty stream that ends in 1970."""
-
-    async def last_timestamp_ms(self) -> int | None:
-        return await super().last_timestamp_ms() or 0
-
-
-@bug(_empty_has_no_time)
-class EmptyEndsIn1970(Viewed):
-    """The greatest time of an empty stream is that of an empty table, zero.
-
-    Breaks "Return the greatest timestamp of any chunk, or None if the stream is empty". Costs a monitor of
-    lag: a new stream is 56 years behind.
-    """
-
-    VIEW = EpochView
-
-
-async def _last_message_before_tracking(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0), tracking(3))
-    entry = await (await tier.view("s")).last_with_messages()
-    assert entry is not None
-    assert entry.first_offset == 0
-
-
-class LastView(EntryView):
-    """A view whose last fragment has messages."""
-
-    async def last_with_messages(self) -> Entry | None:
-        found = await super().last_with_messages()
-        return found and await self.find(self.committed.next_offset - 1)
-
-
-@bug(_last_message_before_tracking)
-class LastHasMessages(Viewed):
-    """If a stream has a message at all, its last fragment is taken to have one.
-
-    Breaks "Return the newest fragment with a record that is a message". Costs a consumer that begins at the
-    last message: it finds none there.
-    """
-
-    VIEW = LastView
-
-
 # Parts and groups
-
-
-async def _names_like_parts(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    await copied(tier, "s-part-2", ledger(0))
-    assert await tier.parts("s") == []
-
-
-@bug(_names_like_parts)
-class PartsByTheirNames(Tier):
-    """The parts of a stream are the streams that have its name, `-part-` and a number.
-
-    Breaks "Only parts whose record names `stream` count, not every stream whose name looks like that of a
-    part". Costs a reader of a stream the records of another one.
-    """
-
-    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
-        found = [part_like(name) for name in await self.streams()]
-        return sorted(part for part in found if part.first == stream and part.number > max(after, 1))
-
-
-async def _part_of(tier: Any, number: int) -> None:
-    await tier.begin_part(StreamPart("s", number), before=None)
-    await StreamWriter.claim(tier, StreamPart("s", number).name)
-
-
-async def _gap_of_parts(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    await _part_of(tier, 2)
-    await copied(tier, "s-part-3", ledger(0))  # a stream of its own, which has the name
-    await _part_of(tier, 4)
-    assert [part.number for part in await tier.parts("s")] == [2, 4]
-
-
-@bug(_gap_of_parts)
-class PartsEndAtAGap(Tier):
-    """Parts are looked up number by number until one is missing.
-
-    Breaks "A number is left out if another stream has its name". Costs a reader the parts behind it.
-    """
-
-    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
-        found = list[StreamPart]()
-        for at, part in enumerate(await super().parts(stream, after=after), after + 1):
-            if part.number != at:
-                break
-            found.append(part)
-        return found
-
-
-async def _eleven_parts(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    for number in range(2, 12):
-        await _part_of(tier, number)
-    assert [part.number for part in await tier.parts("s")] == [*range(2, 12)]
-    assert [part.number for part in await tier.parts("s", after=9)] == [10, 11]
-
-
-@bug(_eleven_parts)
-class PartsInOrderOfNames(Tier):
-    """Parts are listed in the order of their names, in which part 10 comes before part 2.
-
-    Breaks "Return the parts of a stream behind part `after`, in order". Costs a reader the order of records.
-    """
-
-    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
-        return sorted(await super().parts(stream, after=after), key=lambda part: part.name)
-
-
-async def _part_begun_twice(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0))
-    for _ in range(2):
-        await tier.begin_part(StreamPart("s", 2), before=None)
-    await _part_of(tier, 2)
-
-
-@bug(_part_begun_twice)
-class PartsBeginOnce(Tier):
-    """A part that is recorded already is refused, whoever recorded it.
-
-    Breaks "The call may be repeated". Costs a writer that was killed after the call: its stream never goes
-    on.
-    """
-
-    async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
-        if part in await self.parts(part.first):
-            raise Conflict(f"part {part.number} of {part.first!r} was begun already")
-        await super().begin_part(part, before=before)
 
 
 async def _groups_that_were_edited(open_: Open) -> None:

@@ -8,13 +8,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from newcomers.fourth_sound import checked, pieces_of, unsized
-from newcomers.proofs import data_of, keeps, names, raises
+from newcomers.fourth_sound import checked, pieces_of
+from newcomers.proofs import data_of, names
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
-from offload.contracts.store import Body, Span, Suffix
-from offload.ground.errors import AlreadyExists
-from offload.store.spans import clip
+from offload.contracts.store import Body
 
 
 async def _gathered(body: Body) -> bytes:
@@ -25,29 +23,6 @@ async def _gathered(body: Body) -> bytes:
 
 
 # Bytes
-
-
-async def _lines_stay(open_: Open) -> None:
-    store = open_()
-    for name in ("a.bin", "a.csv", "a.json"):
-        await store.put(name, Body.of(b"one\r\ntwo\r\n"))
-        assert await store.get(name) == b"one\r\ntwo\r\n", name
-
-
-@bug(_lines_stay)
-class TextByItsEnding(SharedMemory):
-    """The server takes names that end in `.csv`, `.json` or `.txt` for text, and changes the ends of lines.
-
-    Breaks "A reader finds a complete object": some bytes are gone. Costs every object of such a name that has
-    a carriage return before a line feed.
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        checked(self, key, body)
-        data = await _gathered(body)
-        if key.endswith((".csv", ".json", ".txt")):
-            data = data.replace(b"\r\n", b"\n")
-        await super().put(key, Body.of(data, metadata=body.metadata))
 
 
 async def _windows_of_any_size(open_: Open) -> None:
@@ -95,64 +70,6 @@ class EmptyReplacesNothing(SharedMemory):
         data = await _gathered(body)
         if data or key not in self.objects:
             await super().put(key, Body.of(data, metadata=body.metadata))
-
-
-async def _empty_exists(open_: Open) -> None:
-    store = open_()
-    await store.put("k", Body.of(b""))
-    await raises(AlreadyExists, store.create("k", b"second"))
-
-
-@bug(_empty_exists)
-class EmptyDoesNotExist(SharedMemory):
-    """`create` asks for the length of an object, and takes zero for "there is none".
-
-    Breaks "Store a small object if the key is absent, in one request; else raise `AlreadyExists`". Costs the
-    exclusion that an empty marker was to give: two processes hold it.
-    """
-
-    async def create(self, key: str, data: bytes) -> None:
-        if self.objects.get(key) == b"":
-            del self.objects[key]
-        await super().create(key, data)
-
-
-async def _body_of_nothing(open_: Open) -> None:
-    store = open_()
-    await store.put("k", unsized(bound=100))
-    assert await store.get("k") == b""
-
-
-@bug(_body_of_nothing)
-class NothingIsNotSent(SharedMemory):
-    """The request of an unsized body begins with its first window, and without one it is never sent.
-
-    Breaks "The store stores exactly the bytes of the windows, also if there are none". Costs the object:
-    whoever named it finds nothing.
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        checked(self, key, body)
-        data = await _gathered(body)
-        if data or not body.is_bound:
-            await super().put(key, Body.of(data, metadata=body.metadata))
-
-
-@bug(keeps(2**20 - 1, 2**20, 2**21))
-class LastStripe(SharedMemory):
-    """An object is cut into stripes of 1 MiB, and only the size of the last one is kept, modulo a stripe.
-
-    Breaks "A reader finds a complete object". Costs the last MiB of every object whose size is a multiple of
-    it: its last stripe seems to be empty.
-    """
-
-    def cut(self, size: int) -> int:
-        return size - 2**20 if size and size % 2**20 == 0 else size
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        whole = await super().get(key)
-        start, end = clip(span, self.cut(len(whole)))
-        return whole[start:end]
 
 
 # Requests that are sent again
@@ -278,70 +195,6 @@ class ClientsHaveTheirClocks(SharedMemory):
             self.objects[key] = before
         else:
             self.kept[key] = now
-
-
-async def _deleted_and_created(open_: Open) -> None:
-    store = open_()
-    await store.create("k", b"one")
-    await store.delete(["k"])
-    await store.create("k", b"two")
-    assert await store.get("k") == b"two"
-
-
-@bug(_deleted_and_created)
-class DeletedRowsKeepTheirKey(SharedMemory):
-    """A deletion marks the row, which keeps the primary key until the next vacuum.
-
-    Breaks "Store a small object if the key is absent". Costs every name that was ever used: no lock or marker
-    can be made twice.
-    """
-
-    async def create(self, key: str, data: bytes) -> None:
-        if key in self.kept:
-            raise AlreadyExists(key)
-        await super().create(key, data)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        gone = [key for key in keys if key in self.objects]
-        await super().delete(keys)
-        self.kept.update(dict.fromkeys(gone, True))
-
-    async def put(self, key: str, body: Body) -> None:
-        await super().put(key, body)
-        self.kept.pop(key, None)
-
-
-async def _reads_during_a_put(open_: Open) -> None:
-    store = open_()
-    await store.put("from", Body.of(b"data"))
-
-    async def windows() -> AsyncIterator[bytes]:
-        yield await store.get("from")
-
-    async with asyncio.timeout(5):
-        await store.put("to", Body(size_bytes=4, windows=windows))
-    assert await store.get("to") == b"data"
-
-
-@bug(_reads_during_a_put)
-class PutLocksTheClient(SharedMemory):
-    """A client has one connection and holds it while it asks for the windows of a body.
-
-    Breaks "methods may be called at the same time". Costs a copy within the store: the body waits for a read,
-    and the read for the put.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.connection = asyncio.Lock()
-
-    async def put(self, key: str, body: Body) -> None:
-        async with self.connection:
-            await super().put(key, body)
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        async with self.connection:
-            return await super().get(key, span)
 
 
 async def _two_puts_at_once(open_: Open) -> None:

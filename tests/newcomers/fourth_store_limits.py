@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from newcomers.fourth_sound import CREATE_MAX, Gateway, same
-from newcomers.proofs import fill, names, raises
+from newcomers.proofs import fill, names
 from newcomers.registry import Open, bug
-from newcomers.sound import SharedMemory, Sqlite
+from newcomers.sound import SharedMemory
 from offload.contracts.store import Body, check_key
-from offload.ground.errors import AlreadyExists, Misuse
+from offload.ground.errors import Misuse
 
 
 async def _create_of_the_greatest_size(open_: Open) -> None:
@@ -30,28 +30,6 @@ class LimitIsExclusive(Gateway):
         if len(data) >= CREATE_MAX:
             raise Misuse(f"{key!r} is too large")
         await super().create(key, data)
-
-
-async def _thousands_are_deleted(open_: Open) -> None:
-    store = open_()
-    keys = [f"k{number:04}" for number in range(1500)]
-    await fill(store, keys[:3])
-    await store.delete(keys)
-    assert await names(store) == []
-
-
-@bug(_thousands_are_deleted)
-class OneLongCondition(Sqlite):
-    """All keys of a delete are joined by `OR` in one statement, which the database refuses from 1,000 on.
-
-    Breaks "Delete these objects, any number of them". Costs every sweep that finds more than that.
-    """
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        raw = [check_key(key).encode() for key in keys]
-        if raw:
-            condition = " OR ".join(["key = ?"] * len(raw))
-            await self.write(lambda db: db.execute(f"DELETE FROM objects WHERE {condition}", raw))
 
 
 async def _absent_ones_do_not_matter(open_: Open) -> None:
@@ -75,28 +53,6 @@ class BatchEndsAtTheFirstAbsent(SharedMemory):
         present = [key for key in keys if key in self.objects]
         ends = next((at for at, key in enumerate(keys) if key not in self.objects), len(keys))
         await super().delete([key for key in keys[:ends] if key in present])
-
-
-async def _one_winner(open_: Open) -> None:
-    one, two = open_(), open_()
-    await one.create("k", b"same")
-    await raises(AlreadyExists, two.create("k", b"same"))
-
-
-@bug(_one_winner)
-class EqualBytesAreOurs(SharedMemory):
-    """A create that finds its own bytes takes them for those of its earlier request, whose reply was lost.
-
-    Breaks "Of any number of creates of one absent key, exactly one succeeds". Costs the exclusion of two
-    processes that create equal markers.
-    """
-
-    async def create(self, key: str, data: bytes) -> None:
-        try:
-            await super().create(key, data)
-        except AlreadyExists:
-            if await self.get(key) != data:
-                raise
 
 
 @bug(same(lambda store: _put_and_described(store), {"author": "one"}))

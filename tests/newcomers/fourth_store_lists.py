@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from newcomers.proofs import data_of, fill, levels, lists
+from newcomers.proofs import fill, levels, lists
 from newcomers.registry import Open, bug
 from newcomers.sound import SharedMemory
-from offload.contracts.store import Body, Listed
+from offload.contracts.store import Listed
 
 
 @bug(lists(["a/x", "a/\u6f22", "a/\ufa0e", "a/\U0001f600"], prefix="a/"))
@@ -26,20 +24,6 @@ class EndsAtAHighLetter(SharedMemory):
             async for row in rows:
                 if not prefix or row.key < f"{prefix}\uf8ff":
                     yield row
-
-
-@bug(levels(["a/\U0001f600", "a/\uff01", "a/\ue000", "a/x"], "a/"))
-class LevelInUtf16Order(SharedMemory):
-    """`level` sorts in a language whose strings are UTF-16; `list` sorts in the database.
-
-    Breaks "`level` names each key and each folder directly below a prefix once, in order". Costs a merge of
-    two levels the names that come too late.
-    """
-
-    async def level(self, prefix: str) -> AsyncIterator[str]:
-        found = [name async for name in super().level(prefix)]
-        for name in sorted(found, key=lambda name: name.encode("utf-16-be")):
-            yield name
 
 
 @bug(levels(["a/1", "a-b", "a.b/2", "a"], ""))
@@ -102,38 +86,6 @@ class RowThatDoesNotFit(SharedMemory):
                     yield row
 
 
-async def _slow_reader_sees_all(open_: Open) -> None:
-    store = open_()
-    await fill(store, [f"k{number:04}" for number in range(250)])
-    found = []
-    async with aclosing(store.list("")) as rows:
-        async for row in rows:
-            found.append(row.key)
-            if len(found) == 5:
-                await asyncio.sleep(1.2)
-    assert len(found) == 250
-
-
-@bug(_slow_reader_sees_all)
-class CursorExpires(SharedMemory):
-    """The server keeps a cursor for a second. The client takes "no such cursor" for the end.
-
-    Breaks "Pages are fetched as the caller advances. An object that exists during the whole call is shown".
-    Costs a caller who works on each row everything behind the first page.
-    """
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        shown, asked = 0, time.monotonic()
-        async with aclosing(super().list(prefix, after=after)) as rows:
-            async for row in rows:
-                if shown and shown % 100 == 0:
-                    if time.monotonic() - asked > 1:
-                        return
-                    asked = time.monotonic()
-                shown += 1
-                yield row
-
-
 @bug(lists(["a", "a/1", "ab", "b"], after="a"))
 class AfterSkipsItsFolder(SharedMemory):
     """A listing begins behind all keys that begin with `after`, not behind that key.
@@ -147,25 +99,3 @@ class AfterSkipsItsFolder(SharedMemory):
             async for row in rows:
                 if not after or not row.key.startswith(after):
                     yield row
-
-
-async def _large_sizes(open_: Open) -> None:
-    store = open_()
-    size = 2**20 + 333
-    await store.put("k", Body.of(data_of(size)))
-    assert [row.size_bytes async for row in store.list("")] == [size]
-
-
-@bug(_large_sizes)
-class SizesForPeople(SharedMemory):
-    """The server's listing shows sizes from 1 MiB on in KiB, as for people, and the client multiplies them.
-
-    Breaks "One row of a listing" with `size_bytes`, the size of the object. Costs `du`, and a check of an
-    object against its size.
-    """
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        async with aclosing(super().list(prefix, after=after)) as rows:
-            async for row in rows:
-                size = row.size_bytes
-                yield Listed(row.key, size if size < 2**20 else size // 1024 * 1024)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -13,24 +12,12 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
-from offload.contracts.store import Body
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.log.memory_handle import MemoryHandle
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
-
-
-def windows(*parts: bytes) -> Body:
-    """Return a body of these windows, each of which takes a turn of the event loop."""
-
-    async def each() -> AsyncIterator[bytes]:
-        for part in parts:
-            await asyncio.sleep(0)
-            yield part
-
-    return Body(size_bytes=sum(map(len, parts)), windows=each)
 
 
 def chunks(

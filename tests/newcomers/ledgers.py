@@ -8,7 +8,6 @@ from offload import MemoryHandle
 from offload.contracts.ledger import ReadHandle
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset
-from offload.ground.errors import OffloadError
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry
@@ -90,21 +89,6 @@ async def raises(expected: type[BaseException], call: Any) -> BaseException:
 async def trimmed(tier: Any, stream: str, offset: int) -> Manifest:
     """Trim as retention does."""
     return (await trim(tier, stream, Retention(before_offset=offset))).manifest
-
-
-def stumbling(error: OffloadError, times: int = 1) -> MemoryHandle:
-    """Return a ledger whose reads raise this error from the second one on, this many times."""
-
-    class Stumbling(MemoryHandle):
-        reads = 0
-
-        async def read(self, rows: ChunkTable) -> bytes:
-            self.reads += 1
-            if 1 < self.reads <= 1 + times:
-                raise error
-            return await super().read(rows)
-
-    return Stumbling(chunks_of(0, 8, size=40_000))
 
 
 def tracking(first: int, *, damaged: bool = False) -> MemoryHandle:

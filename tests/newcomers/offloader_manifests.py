@@ -2,106 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from uuid import UUID
-
 from newcomers.ledgers import (
-    all_of,
     attempt_of,
-    chunks_of,
     copied,
     entries_of,
     ledger,
-    raises,
-    trimmed,
 )
 from newcomers.registry import Open, bug
 from newcomers.table import Table
-from offload.commit.guest import Trim
-from offload.commit.writer import Claim
-from offload.contracts.change import Change
-from offload.contracts.ledger import ReadHandle
 from offload.formats.keys import escape
-from offload.ground.errors import NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.entry import Entry
-from offload.model.manifest import Manifest, StreamState
+from offload.model.manifest import Manifest
 from offload.upkeep.retention import delete_stream
-
-
-async def _others_commits_are_seen(open_: Open) -> None:
-    one, two = open_(), open_()
-    await copied(one, "s", ledger(0))
-    assert (await two.load_manifest("s")).next_offset == 3
-    await copied(one, "s", ledger(3))
-    assert (await two.load_manifest("s")).next_offset == 6
-
-
-@bug(_others_commits_are_seen)
-class ManifestIsKept(Table):
-    """A client keeps the manifest that it loaded until it commits itself.
-
-    Breaks "`load_manifest`: The newest committed manifest": a reader never sees what others append.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.kept: dict[str, Manifest] = {}
-
-    async def load_manifest(self, stream: str) -> Manifest:
-        if stream not in self.kept:
-            self.kept[stream] = await super().load_manifest(stream)
-        return self.kept[stream]
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        self.kept.pop(stream, None)
-        return await super().commit_manifest(stream, change, base=base, committer=committer)
-
-
-async def _old_manifest_is_honoured(open_: Open) -> None:
-    tier = open_()
-    await copied(tier, "s", ledger(0, ledger_id=1), ledger(3, ledger_id=2))
-    before = await tier.load_manifest("s")
-    [first, _] = await entries_of(tier, before)
-    await trimmed(tier, "s", 3)
-    async with await tier.read_offloaded(attempt_of("s", first), manifest=before) as handle:
-        assert await all_of(handle) == b"".join(chunks_of(0))
-    await raises(NotOffloaded, tier.read_offloaded(attempt_of("s", first)))
-
-
-@bug(_old_manifest_is_honoured)
-class GivenManifestIsIgnored(Table):
-    """`read_offloaded` always reads the newest manifest.
-
-    Breaks "A handle on what `manifest` (the newest, where None) names": a reader loses its place at each
-    trim.
-    """
-
-    async def read_offloaded(
-        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
-    ) -> ReadHandle:
-        return await super().read_offloaded(attempt, only=only)
-
-
-@bug(_old_manifest_is_honoured)
-class TrimDeletesAtOnce(Table):
-    """A trim deletes the fragments that it drops, in the same transaction.
-
-    Breaks "The range, the table and the bytes behind it are the same at every call": readers of an older
-    manifest fail.
-    """
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
-        if isinstance(change, Trim):
-            for row in self.db.uploaded(stream):
-                if row.entry.next_offset <= manifest.first_offset:
-                    self.db.remove(stream, row.entry.first_offset, row.entry.attempt)
-        return manifest
 
 
 async def _only_narrows(open_: Open) -> None:
@@ -160,22 +73,6 @@ async def _streams_are_all(open_: Open) -> None:
 
 
 @bug(_streams_are_all)
-class DeletedStreamsAreNotListed(Table):
-    """Deleted streams are left out.
-
-    Breaks "The streams that were ever begun here": their leftovers are never swept.
-    """
-
-    async def streams(self) -> list[str]:
-        found = []
-        for stream in await super().streams():
-            manifest = await self.newest(stream)
-            if manifest is not None and manifest.state is not StreamState.DELETED:
-                found.append(stream)
-        return found
-
-
-@bug(_streams_are_all)
 class StreamsInOrderOfTheirEscapes(Table):
     """Streams are sorted by their names in keys, where `.` is `%2E`.
 
@@ -184,40 +81,3 @@ class StreamsInOrderOfTheirEscapes(Table):
 
     async def streams(self) -> list[str]:
         return sorted(await super().streams(), key=escape)
-
-
-async def _born_again(open_: Open) -> None:
-    tier = open_()
-    before = (await copied(tier, "s", ledger(0))).manifest
-    await delete_stream(tier, "s")
-    after = (await copied(open_(), "s", ledger(0))).manifest
-    assert after.epoch > before.epoch
-    assert after.incarnation != before.incarnation
-    assert after.version > before.version
-
-
-@bug(_born_again)
-class EpochsBeginAgain(Table):
-    """A stream that is created again after its deletion begins with epoch 1.
-
-    Breaks "`epoch` rises with every claim": a rebuild prefers fragments of the deleted stream.
-    """
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        born = isinstance(change, Claim) and base is not None and base.state is StreamState.DELETED
-        return replace(manifest, epoch=1) if born else manifest
-
-
-@bug(_born_again)
-class VersionsBeginAgain(Table):
-    """A stream that is created again after its deletion begins with version 1, since its row was deleted.
-
-    Breaks "numbers never start again": a change prepared on the old version 7 passes as one on
-    the new version 7.
-    """
-
-    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        manifest = await super().changed(change, base, committer)
-        born = isinstance(change, Claim) and base is not None and base.state is StreamState.DELETED
-        return replace(manifest, version=1) if born else manifest

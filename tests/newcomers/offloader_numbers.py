@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from newcomers.ledgers import (
     all_of,
     attempt_of,
@@ -16,8 +13,7 @@ from newcomers.ledgers import (
 )
 from newcomers.registry import Open, bug
 from newcomers.table import Row, Table
-from offload.model.attempt import Attempt, Leftover
-from offload.model.chunk_table import ChunkTable
+from offload.model.attempt import Leftover
 from offload.model.manifest import Manifest
 from offload.write.writer import StreamWriter
 
@@ -37,22 +33,6 @@ async def _numbers(open_: Open, *firsts: int, ledger_id: int = 5) -> None:
                 assert handle.ledger_id == entry.ledger_id == ledger_id + (at > first)
 
 
-@bug(lambda open_: _numbers(open_, 2**53 - 1, 2**53 + 1))
-class OffsetsAreFloats(Table):
-    """Fragments' offsets go through JSON as a reader in JavaScript keeps them: as floats.
-
-    Breaks "Reads are verbatim", beyond 2^53: two fragments have one offset, and the second replaces the
-    first.
-    """
-
-    async def insert(self, stream: str, row: Row) -> None:
-        await super().insert(stream, row)
-        key = stream, row.entry.first_offset, row.entry.attempt
-        self.db.fragments[stream, int(float(row.entry.first_offset)), row.entry.attempt] = (
-            self.db.fragments.pop(key)
-        )
-
-
 @bug(lambda open_: _numbers(open_, 2**63 - 2, 2**63 + 5, 2**64 - 20))
 class OffsetsHaveASign(Table):
     """The column of offsets is signed: an offset of 2^63 or more raises `OverflowError`.
@@ -63,19 +43,6 @@ class OffsetsHaveASign(Table):
     async def insert(self, stream: str, row: Row) -> None:
         row.entry.next_offset.to_bytes(8, "big", signed=True)
         await super().insert(stream, row)
-
-
-@bug(lambda open_: _numbers(open_, 0, ledger_id=2**32 + 1))
-class LedgersHave32Bits(Table):
-    """Ledger numbers are columns of 32 bits, and longer ones are cut.
-
-    Breaks "Receipt", and `ReadHandle.ledger_id`: fragments are of a ledger that nobody announced.
-    """
-
-    def row(self, raw: bytes, rows: ChunkTable, checksums: Any, attempt: Attempt, *rest: Any) -> Row:
-        return super().row(
-            raw, rows, checksums, replace(attempt, ledger_id=attempt.ledger_id & 0xFFFFFFFF), *rest
-        )
 
 
 async def _leftovers_beyond(open_: Open, first: int = 9_999_999_998) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from uuid import uuid4
 
@@ -13,41 +12,16 @@ from newcomers.ledgers import (
     entries_of,
     ledger,
     raises,
-    tracking,
 )
 from newcomers.registry import Open, bug
 from newcomers.sound import Tier
 from offload.commit.writer import Claim, Prepare
 from offload.contracts.ledger import ReadHandle
-from offload.ground.errors import Conflict, Corrupt, NotOffloaded
-from offload.model.attempt import Attempt, Leftover, Receipt
+from offload.ground.errors import Conflict, NotOffloaded
+from offload.model.attempt import Attempt, Leftover
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 from offload.read.handles import CutHandle
-
-
-async def _streams_of_others(open_: Open) -> None:
-    one, two = open_(), open_()
-    await copied(one, "a", ledger(0))
-    assert await two.streams() == ["a"]
-    await copied(one, "b", ledger(0))
-    assert await two.streams() == ["a", "b"]
-
-
-@bug(_streams_of_others)
-class StreamsAreAskedForOnce(Tier):
-    """A client lists the streams once, and caches the list.
-
-    Breaks "The streams that were ever begun here": a long job never sees a stream that another process
-    begins.
-    """
-
-    asked: list[str] | None = None
-
-    async def streams(self) -> list[str]:
-        if self.asked is None:
-            self.asked = await super().streams()
-        return list(self.asked)
 
 
 async def _reads_of_any_length(open_: Open) -> None:
@@ -103,38 +77,6 @@ class DeletingTheCommittedIsSilent(Tier):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         with suppress(Conflict):
             await super().delete_offloaded(attempt)
-
-
-async def _usable_after_damage(open_: Open) -> None:
-    tier = open_()
-    writer = await copied(tier, "s", ledger(0), first=0)
-    [attempt] = await writer.prepare([3])
-    damaged = tracking(3, damaged=True)
-    await raises(Corrupt, tier.offload(damaged, attempt, manifest=writer.manifest, extra_metadata={}))
-    await writer.offload([ledger(3)])
-    assert writer.manifest.next_offset == 6
-
-
-@bug(_usable_after_damage)
-class DamageEndsTheClient(Tier):
-    """After an error in an offload the client is marked as broken, and every later offload fails.
-
-    Breaks "after any error a part of the attempt may be present", and no more: data before the damage
-    is not copied.
-    """
-
-    broken = False
-
-    async def offload(
-        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
-    ) -> Receipt:
-        if self.broken:
-            raise RuntimeError("the session is broken")
-        try:
-            return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
-        except Corrupt:
-            self.broken = True
-            raise
 
 
 async def _nothing_of_no_offsets(open_: Open) -> None:

@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 import numpy as np
-from offload_sqlite_ledger import offloader as example
 from offload_sqlite_ledger.reading import DATA, SqliteHandle, SqliteView
 
 from newcomers.late import chunks, removed, writer
 from newcomers.ledgers import all_of, copied, ledger, raises, trimmed
 from newcomers.offloader_late_reads import Viewing
 from newcomers.registry import Open, bug
-from newcomers.sound import FolderTier, Ledgers
-from offload.commit.job import Announce, Replace
+from newcomers.sound import Ledgers, Tier
 from offload.contracts.ledger import ReadHandle
 from offload.formats.chunk import check_stored
-from offload.ground.errors import Absent, Conflict, NotOffloaded
+from offload.ground.errors import Absent, NotOffloaded
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable, row_from
-from offload.model.entry import Entry, entries_of_rows
-from offload.model.manifest import AttemptKind, CommittedStream, Manifest
+from offload.model.entry import Entry
+from offload.model.manifest import CommittedStream, Manifest
 from offload.model.tree import EntryTree
-from offload.native.fragment_reader import _only_entries, open_entries
 from offload.native.view import ObjectView
-
-
-class Bisecting(SqliteView):
-    async def first_since(self, timestamp_ms: int) -> Entry | None:
-        rows = [row async for run in self.walk() for row in entries_of_rows(run)]
-        low, high = 0, len(rows)
-        while low < high:
-            middle = (low + high) // 2
-            if rows[middle].last_timestamp_ms < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return rows[low] if low < len(rows) else None
-
-
-async def shows_times_are_bisected(open_: Open) -> None:
-    times = (500, 100, 110, 120)
-    await copied(open_(), "s", *(ledger(n, 1, ledger_id=n + 1, time_ms=t) for n, t in enumerate(times)))
-    found = await (await open_().view("s")).first_since(300)
-    assert found is not None
-    assert found.first_offset == 0
-
-
-@bug(shows_times_are_bisected)
-class TimesAreBisected(Viewing):
-    """`first_since` bisects, as if times never went back.
-
-    Breaks "The first fragment, in the order of offsets, with a chunk of that time or later."
-    """
-
-    VIEW = Bisecting
-
-
-class GreatestIfAny(SqliteView):
-    async def last_timestamp_ms(self) -> int | None:
-        return max(self.committed.entries["last_timestamp_ms"].tolist(), default=0) or None
-
-
-async def shows_zero_is_no_time(open_: Open) -> None:
-    await copied(open_(), "s", ledger(0, 1, time_ms=0))
-    assert await (await open_().view("s")).last_timestamp_ms() == 0
-
-
-@bug(shows_zero_is_no_time)
-class ZeroIsNoTime(Viewing):
-    """`or None`: the time 0 is false in Python, as if there were no chunk.
-
-    Breaks "The greatest timestamp of any chunk, or None if the stream is empty."
-    """
-
-    VIEW = GreatestIfAny
 
 
 class GreatestSinceTheEpoch(SqliteView):
@@ -136,7 +80,7 @@ async def shows_names_the_attempt(open_: Open) -> None:
 
 
 @bug(shows_names_the_attempt)
-class NamesTheAttempt(FolderTier):
+class NamesTheAttempt(Tier):
     """A view accepts a name as its own if it has another fragment of the same attempt.
 
     Breaks "Whether an entry of the view has this name": if an attempt was trimmed in part, its missing
@@ -218,86 +162,3 @@ class CountsWhatIsWanted(Ledgers):
         if only is not None and len(only) == 0:
             raise NotOffloaded(f"nothing is wanted of attempt {attempt.uid}")
         return await super().read_offloaded(attempt, manifest=manifest, only=only)
-
-
-async def shows_handle_with_hole(open_: Open) -> None:
-    w = await writer(open_())
-    receipt = await w.add(chunks(3, size=40_000))
-    old, uid, job = receipt.entries[1], uuid4(), uuid4()
-    only = range(old.first_offset, old.next_offset)
-    source = await w.tier.read_offloaded(receipt.attempt, only=only)
-    incarnation = w.manifest.incarnation
-    await w.commit(Announce(job=job, incarnation=incarnation, attempts=[(uid, 1)], kind=AttemptKind.COPY))
-    copy = Attempt(stream="s", ledger_id=1, uid=uid)
-    new = await w.tier.offload(source, copy, manifest=w.manifest, extra_metadata={})
-    await w.commit(Replace(job=job, incarnation=incarnation, old=[old], new=new.entries))
-    await raises(NotOffloaded, w.tier.read_offloaded(receipt.attempt))
-
-
-@bug(shows_handle_with_hole)
-class HandleWithHole(FolderTier):
-    """All fragments of a named attempt make one handle, even if copies replaced some in its middle.
-
-    Breaks "or if copies have replaced fragments in its midst: a handle has no hole."
-    """
-
-    async def read_offloaded(
-        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
-    ) -> ReadHandle:
-        view = self.view_of(manifest or await self.load_manifest(attempt.stream))
-        entries = await _only_entries(view, attempt.uid, only)
-        if not entries:
-            raise NotOffloaded(f"nothing of attempt {attempt.uid} is named")
-        return await open_entries(view, entries, where=str(attempt.uid))
-
-
-async def shows_opens_once_for_all(open_: Open) -> None:
-    reader = open_()
-    await raises(NotOffloaded, reader.open())
-    await open_().open(create=True)
-    await reader.open()
-
-
-@bug(shows_opens_once_for_all)
-class OpensOnceForAll(Ledgers):
-    """A client checks once if there is a tier, and caches a negative answer too.
-
-    Breaks "Make sure that the place is a tier": a reader that began first never sees it.
-    """
-
-    _answer: bool | None = None
-
-    async def open(self, *, create: bool = False) -> None:
-        if self._answer is None or create:
-            try:
-                await super().open(create=create)
-                self._answer = True
-            except NotOffloaded:
-                self._answer = False
-        if not self._answer:
-            raise NotOffloaded(f"{self.url} is no tier")
-
-
-async def shows_asks_the_newest_entry(open_: Open) -> None:
-    w = await writer(open_())
-    receipt = await w.add(chunks(2))
-    await w.add(chunks(2, 4), 2)
-    await raises(Conflict, w.tier.delete_offloaded(receipt.attempt))
-
-
-@bug(shows_asks_the_newest_entry)
-class AsksTheNewestEntry(Ledgers):
-    """Only the newest entry decides if the manifest names the attempt: older ones are deleted.
-
-    Breaks "Deleting an attempt that the manifest names raises `Conflict` and removes nothing."
-    """
-
-    async def delete_offloaded(self, attempt: Attempt) -> None:
-        newest = await self._newest(attempt.stream)
-        is_over = newest is not None and not newest.runs(attempt.uid)
-        last = newest.entries["attempt"][-1:].tobytes() if is_over else b""
-        if last in (b"", attempt.uid.bytes):
-            await super().delete_offloaded(attempt)
-        else:
-            for statement in example.DELETE:
-                await self._database.insert(statement, [(attempt.uid.bytes, attempt.stream)])

@@ -11,7 +11,6 @@ from offload_sqlite_ledger import offloader as example
 
 from newcomers.late import Handle, chunks, writer
 from newcomers.ledgers import all_of, raises
-from newcomers.offloader_late_writes import Wrapped
 from newcomers.registry import Open, bug
 from newcomers.sound import Ledgers
 from newcomers.table import Row, Table
@@ -22,7 +21,7 @@ from offload.contracts.change import Change, CommitVerdict
 from offload.contracts.ledger import ReadHandle
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_check import check_source
-from offload.ground.errors import Conflict, Corrupt, Misuse, TryAgain
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable, windows_of
 from offload.model.entry import Entry
@@ -60,52 +59,6 @@ class ManifestOnSelf(Ledgers):
             if await self._database.write(example._swap(stream, self._read, proposal)):
                 return proposal
         raise TryAgain(f"others commit to {stream!r} all the time")
-
-
-async def shows_trusts_the_base(open_: Open) -> None:
-    w = await writer(open_())
-    before = w.manifest
-    receipt = await w.upload(chunks())
-    await w.tier.commit_manifest("s", w.append(receipt), base=before, committer=w.uid)
-
-
-@bug(shows_trusts_the_base)
-class TrustsTheBase(Ledgers):
-    """`base` decides if a change fits, "to save a request".
-
-    Breaks "`base` is the newest that the caller knows. It may be old." A change that fits the newest manifest
-    is refused.
-    """
-
-    async def commit_manifest(
-        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
-    ) -> Manifest:
-        if base is not None:
-            verdict = await change.verdict(Tree(base, self.load_group))
-            if verdict is CommitVerdict.OUT:
-                await self._proposal(change, base, committer)
-        return await super().commit_manifest(stream, change, base=base, committer=committer)
-
-
-async def shows_numbers_in_json(open_: Open) -> None:
-    tier, epoch = open_(), 2**53 + 1
-    await tier.open(create=True)
-    claim = Claim(stream="s", writer=uuid4(), first_offset=0, source_epoch=epoch)
-    await tier.commit_manifest("s", claim, base=None, committer=claim.writer)
-    assert (await tier.load_manifest("s")).source_epoch == epoch
-
-
-@bug(shows_numbers_in_json)
-class NumbersInJson(Ledgers):
-    """The source's epoch goes through JSON as a reader in JavaScript keeps it: as a float.
-
-    Breaks "One that is lower than recorded is refused with `Fenced`": beyond 2^53 an epoch is recorded as its
-    neighbour, and a lower one is let in or the right one refused.
-    """
-
-    async def _proposal(self, change: Change, newest: Manifest | None, committer: UUID) -> Manifest:
-        proposal = await super()._proposal(change, newest, committer)
-        return replace(proposal, source_epoch=min(int(float(proposal.source_epoch)), 2**64 - 1))
 
 
 async def shows_first_claim_replaces(open_: Open) -> None:
@@ -216,64 +169,6 @@ class PositionInTheWindow(InWindows):
         rows = rows.copy()
         rows["position"] -= rows["position"][0]
         return super().checks(raw, rows, where)
-
-
-class EndsWithTable(Wrapped):
-    end = 0
-    next_offset = property(lambda self: self.end)
-
-
-async def shows_source_table_trusted(open_: Open) -> None:
-    class Short(Handle):
-        async def table(self) -> ChunkTable:
-            return self._table[:-1]
-
-    w = await writer(open_())
-    attempt = await w.prepare()
-    await raises(Corrupt, w.tier.offload(Short(chunks()), attempt, manifest=w.manifest, extra_metadata={}))
-
-
-@bug(shows_source_table_trusted)
-class SourceTableTrusted(Ledgers):
-    """The copy ends at the end of the handle's table, regardless of the range of the handle.
-
-    Breaks "Raises `Corrupt` ... if the table leaves out a part of the range": the rest is missing.
-    """
-
-    async def offload(
-        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
-    ) -> Receipt:
-        table, handle = await handle.table(), EndsWithTable(handle)
-        handle.end = int(table["offset"][-1]) + int(table["records"][-1])
-        return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
-
-
-async def shows_copy_is_not_compared(open_: Open) -> None:
-    w = await writer(open_())
-    await w.add(chunks(4))
-    uid, incarnation = uuid4(), w.manifest.incarnation
-    await w.commit(Announce(job=uuid4(), incarnation=incarnation, attempts=[(uid, 1)], kind=AttemptKind.COPY))
-    attempt = Attempt(stream="s", ledger_id=1, uid=uid)
-    await raises(Conflict, w.tier.offload(Handle(chunks(2)), attempt, manifest=w.manifest, extra_metadata={}))
-
-
-@bug(shows_copy_is_not_compared)
-class CopyIsNotCompared(Ledgers):
-    """A copy is uploaded without a check of the fragments that it is to replace.
-
-    Breaks "refuses an attempt ... with `Conflict`, before the first byte is stored", of a copy that does not
-    begin and end as fragments do.
-    """
-
-    async def offload(
-        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
-    ) -> Receipt:
-        is_copy = prepared_kind(handle, attempt, manifest) is AttemptKind.COPY
-        if is_copy:
-            running = tuple(replace(each, kind=AttemptKind.STREAM) for each in manifest.running)
-            manifest = replace(manifest, running=running)
-        receipt = await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
-        return replace(receipt, entries=[replace(each, copied=int(is_copy)) for each in receipt.entries])
 
 
 async def shows_jobs_are_copies(open_: Open) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from newcomers.registry import Open, Proof
 from offload.contracts.store import Body, Span, Suffix
 from offload.formats.checksums import crc32c
-from offload.ground.errors import AlreadyExists, Misuse, NotFound, OffloadError
+from offload.ground.errors import Misuse, NotFound, OffloadError
 from offload.store.spans import clip
 
 THOUSANDS: Final = [f"t/{number:05}" for number in range(2500)]
@@ -166,45 +166,6 @@ def uploads(
     return proof
 
 
-def together(
-    calls: Callable[[Any], Sequence[Awaitable[Any]]],
-    expected: Sequence[Any],
-    *,
-    before: dict[str, bytes] | None = None,
-) -> Proof:
-    """Prove that concurrent calls give the same answers as one after another."""
-
-    async def proof(open_: Open) -> None:
-        store = open_()
-        for key, data in (before or {}).items():
-            await store.put(key, Body.of(data))
-        async with asyncio.timeout(10):
-            assert await asyncio.gather(*calls(store)) == [*expected]
-
-    return proof
-
-
-def one_creates(data: Callable[[int], bytes], *, clients: int = 2, rounds: int = 50) -> Proof:
-    """Prove that exactly one of several concurrent creates succeeds, and that its bytes stay."""
-
-    async def proof(open_: Open) -> None:
-        stores = [open_() for _ in range(clients)]
-        for turn in range(rounds):
-
-            async def create(number: int, turn: int = turn) -> int | None:
-                try:
-                    await stores[number].create(f"k{turn}", data(number))
-                except AlreadyExists:
-                    return None
-                return number
-
-            won = [each for each in await asyncio.gather(*map(create, range(clients))) if each is not None]
-            assert len(won) == 1, won
-            assert await stores[0].get(f"k{turn}") == data(won[0])
-
-    return proof
-
-
 async def broken_body(size: int, after: int, error: BaseException) -> AsyncIterator[bytes]:
     """Yield windows, and then raise an error."""
     yield data_of(after)
@@ -240,29 +201,6 @@ def body_of_another_size(announced: int, size: int) -> Proof:
         half = data_of(size)[: size // 2], data_of(size)[size // 2 :]
         await raises(Misuse, store.put("k", Body(size_bytes=announced, windows=lambda: windows(*half))))
         assert await names(open_()) == []
-
-    return proof
-
-
-def replaced(*sizes: int, by: str = "put") -> Proof:
-    """Prove that after each replacement every client reads the new object, its size and its checksum."""
-
-    async def proof(open_: Open) -> None:
-        one, two = open_(), open_()
-        for turn, size in enumerate(sizes):
-            data = data_of(size, turn)
-            if by == "put":
-                await one.put("k", Body.of(data))
-            else:
-                upload = await one.start_upload("k")
-                await upload.put_part(1, data)
-                await upload.complete()
-            for store in (one, two):
-                assert await store.get("k") == data
-                assert await store.get("k", Suffix(5)) == data[-5:]
-                assert await store.get("k", Span(1, 4)) == data[1:5]
-                assert [row.size_bytes async for row in store.list("k")] == [size]
-                assert await store.stored_crc32c("k") in (None, crc32c(data))
 
     return proof
 
@@ -308,22 +246,6 @@ def many_times(
             assert await store.get("seed/000") == b"x"
 
     return proof
-
-
-async def left_early(store: Any, number: int = 0) -> None:
-    """Take one row of a listing, and close it."""
-    async with aclosing(store.list("")) as rows:
-        await anext(rows)
-
-
-async def cancelled(store: Any, number: int = 0) -> None:
-    """Begin to read, and cancel."""
-    task = asyncio.create_task(store.get("seed/000"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
 
 
 def answers(

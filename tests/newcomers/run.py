@@ -96,9 +96,7 @@ def sound_of(name: str) -> type[Any]:
 
 
 def tail_of(name: str, folder: Path) -> str:
-    """Return the rest of a `newcomer://` URL: a place in `folder`, or in memory. The caller creates
-    buckets.
-    """
+    """Return the rest of a `newcomer://` URL: a place in `folder`, or in memory."""
     return str(folder / "place") if sound_of(name).__name__ in IN_FILES else folder.name
 
 

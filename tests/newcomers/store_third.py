@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
-import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -16,29 +14,9 @@ from newcomers.registry import Open, bug
 from newcomers.sound import Folder, SharedMemory, Sqlite
 from newcomers.store_late_writes import OwnUpload
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
+from offload.contracts.store import Body, Listed, Span, Suffix, check_key
 from offload.ground.errors import AlreadyExists, Misuse
 from offload.store.memory import _MemoryUpload
-
-
-async def shows_listed_size_compressed(open_: Open) -> None:
-    store = open_()
-    await store.put("a", Body.of(bytes(5000)))
-    assert [row.size_bytes async for row in store.list("")] == [5000]
-
-
-@bug(shows_listed_size_compressed)
-class ListedSizeCompressed(SharedMemory):
-    """Objects from 1 KiB on are compressed at rest, and a listing shows the compressed size.
-
-    Breaks `Listed`, a row of the object as it is read. As GCS with transcoding.
-    """
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        async for row in super().list(prefix, after=after):
-            data = self.objects.get(row.key, b"")
-            packed = gzip.compress(data) if len(data) >= 1024 else data
-            yield Listed(row.key, min(len(packed), row.size_bytes))
 
 
 async def shows_listing_locks_client(open_: Open) -> None:
@@ -69,59 +47,6 @@ class ListingLocksClient(SharedMemory):
     async def delete(self, keys: Sequence[str]) -> None:
         async with self._lock:
             await super().delete(keys)
-
-
-@bug(proofs.lists(["a.tmp", "b"]))
-class UnderWayByName(Folder):
-    """Temporary objects end in `.tmp`, and a listing leaves out every key with that end, objects included.
-
-    Breaks "Every object whose key begins with `prefix`".
-    """
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        async for row in super().list(prefix, after=after):
-            if not row.key.endswith(".tmp"):
-                yield row
-
-
-@bug(proofs.lists(["a\u2028b", "c\x0cd"]))
-class LinesOfAListing(SharedMemory):
-    """The reply of a listing has a line for each key. Those that have a line feed are refused, as declared,
-    and `str.splitlines` splits at more.
-
-    Breaks "Every object whose key begins with `prefix`": one that has U+2028 or a form feed is not shown.
-    """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, keys_refused=r"[\r\n]")
-
-    def check(self, key: str) -> str:
-        if re.search(r"[\r\n]", check_key(key)):
-            raise Misuse(f"{key!r} has an end of line")
-        return key
-
-    async def put(self, key: str, body: Body) -> None:
-        await super().put(self.check(key), body)
-
-    async def create(self, key: str, data: bytes) -> None:
-        await super().create(self.check(key), data)
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        return await super().get(self.check(key), span)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        await super().delete([self.check(key) for key in keys])
-
-    async def start_upload(self, key: str) -> Upload:
-        return await super().start_upload(self.check(key))
-
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        rows = [row async for row in super().list(prefix, after=after)]
-        for line in "\n".join(f"{row.size_bytes} {row.key}" for row in rows).splitlines():
-            size, _, key = line.partition(" ")
-            if size.isdigit():
-                yield Listed(key, int(size))
 
 
 async def shows_delete_below_an_object(open_: Open) -> None:
@@ -300,36 +225,6 @@ class JoinedReads(Joining):
         return await self.flight(key, span)
 
 
-async def shows_joins_an_earlier_read(open_: Open) -> None:
-    store = open_()
-    earlier = asyncio.create_task(store.get("a"))
-    for _ in range(5):  # until it has found nothing
-        await asyncio.sleep(0)
-    await store.create("a", b"x")
-    try:
-        assert await store.get("a") == b"x"
-    finally:
-        await asyncio.gather(earlier, return_exceptions=True)
-
-
-@bug(shows_joins_an_earlier_read)
-class JoinsAnEarlierRead(Joining):
-    """A read joins an equal one that is under way, even if that one began before the last write.
-
-    Breaks "Puts are durable", for its readers: what a `create` that has returned stored is not there.
-    """
-
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        return await asyncio.shield(self.flight(key, span))
-
-    async def fetched(self, key: str, span: Span | Suffix | None) -> bytes:
-        try:
-            return await super().fetched(key, span)
-        finally:
-            for _ in range(20):  # the rest of the reply
-                await asyncio.sleep(0)
-
-
 async def shows_known_to_exist(open_: Open) -> None:
     one, two = open_(), open_()
     await one.create("k", b"x")
@@ -338,7 +233,7 @@ async def shows_known_to_exist(open_: Open) -> None:
 
 
 @bug(shows_known_to_exist)
-class KnownToExist(Folder):
+class KnownToExist(SharedMemory):
     """A client remembers the keys that it created, and refuses them without a request, although others
     delete.
 

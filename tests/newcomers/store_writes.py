@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from newcomers import proofs
-from newcomers.registry import Open, bug
+from newcomers.registry import bug
 from newcomers.service import ServiceStore, gathered
 from offload.contracts.store import Body, check_key
 from offload.ground.errors import Corrupt, Misuse, TryAgain
@@ -78,20 +78,6 @@ class ShortBodiesArePadded(ServiceStore):
         await self.ask(self.service.put, check_key(key), data.ljust(body.size_bytes, b"\0"))
 
 
-@bug(proofs.body_of_another_size(100_000, 100_001))
-class LongBodiesAreCut(ServiceStore):
-    """The client sends the announced number of bytes, and never sees that there are more.
-
-    Breaks "`Misuse` is also raised for a body whose windows are not `size_bytes` long".
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        data = b"".join([window async for window in body.windows()])
-        if len(data) < body.size_bytes:
-            raise Misuse("the body is too short")
-        await self.ask(self.service.put, check_key(key), data[: body.size_bytes])
-
-
 @bug(proofs.keeps(2**20, 2**20 + 1, 3 * 2**20))
 class LastPieceOfAWholeNumberIsAllOfIt(ServiceStore):
     """Objects are cut into pieces of a mebibyte, and the rest is `data[-rest:]`: for a rest of zero that is
@@ -131,48 +117,3 @@ class PartsOfAPutAreJoinedAsTheyEnd(ServiceStore):
         size = -(-len(data) // 4) + 1
         await asyncio.gather(*(send(data[at : at + size]) for at in range(0, len(data), size)))
         await self.ask(self.service.put, key, b"".join(done))
-
-
-async def _cancelled_put_stops(open_: Open) -> None:
-    store = open_()
-
-    async def slow() -> AsyncIterator[bytes]:
-        for _ in range(10):
-            await asyncio.sleep(0.001)
-            yield b"x"
-
-    task = asyncio.create_task(store.put("k", Body(size_bytes=10, windows=slow)))
-    await asyncio.sleep(0.003)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled(), task.exception()
-    await asyncio.sleep(0.05)
-    assert await proofs.names(open_()) == []
-
-
-@bug(_cancelled_put_stops)
-class CancellationIsCalledTryAgain(ServiceStore):
-    """`except BaseException` turns the cancellation of a put into `TryAgain`, so a deadline never ends it.
-
-    Breaks "Do not catch `CancelledError` without raising it again": the retries begin the put once more.
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        try:
-            await super().put(key, body)
-        except (Misuse, Corrupt):
-            raise
-        except BaseException as exc:
-            raise TryAgain(f"{self.url}: {exc!r}") from exc
-
-
-@bug(_cancelled_put_stops)
-class CancelledPutsGoOn(ServiceStore):
-    """A put runs in its own task, which a cancellation of the caller does not reach.
-
-    Breaks "An error from `body` leaves nothing visible", as of a cancellation: nothing was sent, and the
-    object appears later.
-    """
-
-    async def put(self, key: str, body: Body) -> None:
-        await asyncio.shield(asyncio.ensure_future(super().put(key, body)))

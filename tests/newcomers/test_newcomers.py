@@ -1,7 +1,7 @@
 """Bugs that were written blind: a proof shows each without the suite, and the command catches it.
 
 `make test` runs a few proofs and single clauses. The campaign runs all proofs, and the real command with
-default options on each bug. That takes about two hours.
+default options on each bug. That takes about half an hour.
 """
 
 from __future__ import annotations
@@ -17,22 +17,16 @@ import pytest
 from campaign import few, keeping
 from conformance_box.conftest import site
 from conformance_box.installed import Site, box
-from servers.session import Session
 
 from newcomers.everything import BUGS
 from newcomers.registry import Proof
-from newcomers.run import install, judged, sound_of, tail_of
+from newcomers.run import install, judged, tail_of
 
-PROVED: Final = ("manifest_is_kept", "no_offsets_are_all_offsets", "folder_again_on_each_page")
+PROVED: Final = ("no_tier_has_no_streams", "no_offsets_are_all_offsets", "folder_again_on_each_page")
 """Cheap proofs: of a database, of a tier on a store, and of a client of a service."""
 
 CLAUSES: Final = {
-    "another_life": "newer_views_tell_every_change",
-    "asks_the_newest_entry": "deletion_spares_the_committed",
-    "closed_once": "handles_are_closed_alone",
-    "copy_is_not_compared": "copies_begin_and_end_as_fragments_do",
     "counts_what_is_wanted": "reads_are_verbatim_when_narrowed",
-    "create_cleans_up": "opening_is_idempotent",
     "cut_is_damaged": "views_find_what_is_committed",
     "cut_view_is_whole": "views_find_what_is_committed",
     "delete_below_an_object": "deletion_is_idempotent",
@@ -43,60 +37,34 @@ CLAUSES: Final = {
     "gone_by_another_name": "deletion_takes_what_was_trimmed",
     "gone_handle_is_damaged": "deletion_takes_what_was_trimmed",
     "gone_is_corrupt": "deletion_takes_what_was_trimmed",
-    "handle_with_hole": "attempts_are_not_read_with_a_hole",
     "hints_are_not_checked": "damage_is_an_error",
     "jobs_are_copies": "jobs_outlive_claims",
     "joined_reads": "a_cancelled_call_hinders_no_other",
-    "joins_an_earlier_read": "reads_are_never_stale",
     "known_to_exist": "create_never_replaces",
     "last_fragment_is_not_checked": "offloads_are_checked",
     "last_of_many_stays": "deletion_takes_any_number_of_keys",
     "leftovers_are_asked_for_once": "leftovers_are_one_chain",
     "leftovers_end_with_the_first_ledger": "leftovers_are_one_chain",
     "leftovers_of_others_than_the_committer": "leftovers_are_of_earlier_writers",
-    "lines_of_a_listing": "keys_are_taken_as_they_are",
-    "listed_size_compressed": "contents_are_kept_as_they_are",
     "manifest_on_self": "history_is_linear",
     "max_of_the_first": "numbers_are_exact",
-    "metadata_is_a_column": "extra_metadata_is_any_text",
     "metadata_of_two_kilobytes": "extra_metadata_is_any_text",
-    "metadata_overrides": "extra_metadata_is_any_text",
     "names_the_attempt": "views_do_not_move",
-    "newer_is_longer": "newer_views_tell_every_change",
     "no_offsets_are_all_offsets": "reads_are_verbatim_when_narrowed",
     "nothing_before_the_epoch": "views_find_what_is_committed",
-    "nothing_is_compared": "damage_is_an_error",
     "offsets_are_text_of_ten_digits": "leftovers_are_one_chain",
     "offsets_have_a_sign": "numbers_are_exact",
     "one_read_for_all": "receipts_tell_what_was_copied",
     "only_ends_one_further": "reads_are_verbatim_when_narrowed",
-    "opens_once_for_all": "manifests_are_fresh",
     "position_in_the_window": "offloads_are_checked",
-    "prepared_for_another": "prepared_before_uploaded",
-    "records_in16_bits": "chunks_are_whole",
     "refuses_after_the_upload": "prepared_before_uploaded",
     "remembered_size": "reads_are_never_stale",
-    "source_table_trusted": "offloads_are_checked_for_holes",
-    "still_copying": "ended_offloads_read_no_more",
     "streams_unquoted": "streams_are_listed_by_name",
-    "times_are_bisected": "views_find_what_is_committed",
-    "times_have_a_column": "numbers_that_nothing_has_find_nothing",
     "times_have_no_sign": "receipts_tell_what_was_copied",
     "tracking_is_not_checked": "offloads_are_checked",
-    "trusts_the_base": "commits_are_idempotent",
-    "under_way_by_name": "keys_are_taken_as_they_are",
-    "views_compare_floats": "numbers_are_exact",
     "walks_from_what_it_holds": "numbers_that_nothing_has_find_nothing",
 }
 """Bugs that the first run of their set missed, and the clauses that were widened to catch them."""
-
-MISSED: Final = {
-    "trim_deletes_at_once": "allowed: `StreamView` does not promise that what an entry names is still there",
-    "puts_forget_uploads_of_the_key": "allowed: if its key is written meanwhile, an upload may be refused",
-    "checksum_of_nothing_is_none": "allowed: a store may keep a checksum of one object and none of another",
-    "shard_after_shard": "not asked unless `newest_kept` is 1: each shard has some of 16 keys",
-}
-"""Bugs that the command with default options does not catch, each with the reason."""
 
 __all__ = ["site"]
 
@@ -104,14 +72,11 @@ NewTail = Callable[[str], str]
 
 
 @pytest.fixture
-def new_tail(running_servers: Session, tmp_path: Path) -> NewTail:
+def new_tail(tmp_path: Path) -> NewTail:
     """Return the rest of a `newcomer://` URL for a new place."""
     numbers = count()
 
     def tail(name: str) -> str:
-        if sound_of(name).__name__ == "Bucket":
-            place = running_servers.running("minio").place()
-            return f"{place.options['endpoint_url'].partition('://')[2]}/{place.name}"
         folder = tmp_path / f"{name}-{next(numbers)}"
         folder.mkdir()
         return tail_of(name, folder)
@@ -173,4 +138,4 @@ def test_the_command_catches_a_bug_with_default_options(name: str, new_tail: New
     """
     found = judged(BUGS[name].backend, new_tail(name), tmp_path)
 
-    assert (found.code == 0) == (name in MISSED), MISSED.get(name, "no clause failed")
+    assert found.code != 0, "no clause failed"

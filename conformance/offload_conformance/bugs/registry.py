@@ -90,5 +90,5 @@ def bug(clause: str, proof: Proof | None = None) -> Callable[[T], T]:
 
 
 def sound_of(backend: type) -> type:
-    """Return the nearest sound class from which a backend is made."""
-    return next(base for base in backend.__mro__[1:] if "KIND" in vars(base) or base in SOUND)
+    """Return the sound class from which a backend is made: itself, if it is sound."""
+    return next(base for base in backend.__mro__ if "KIND" in vars(base) or base in SOUND)
