@@ -21,6 +21,7 @@ from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position
 from offload.read.batches import Window
+from offload.read.chunk_filter import ChunkFilter
 from offload.read.joined import place_of
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables, count_messages
@@ -93,9 +94,15 @@ async def ranges_between(
 
 
 async def sources(
-    catalogue: Catalogue, ranges: Sequence[PartRange], *, needs_chunks: bool
+    catalogue: Catalogue,
+    ranges: Sequence[PartRange],
+    *,
+    needs_chunks: bool,
+    chosen: ChunkFilter | None = None,
 ) -> AsyncGenerator[RangeSource, None]:
     """Yield what the rows of these ranges are made of. Close it when done.
+
+    With `chosen`, only the chunks that it wants, which have to be fetched for it.
 
     Raises `NotOffloaded` if offsets were trimmed since the ranges were made, and `Corrupt` at damage, after
     everything before it.
@@ -103,8 +110,9 @@ async def sources(
     for each in ranges:
         lost: list[Event] = []
         reader = _reader(catalogue, each.number, each.committed, lost)
-        if needs_chunks:
-            async with aclosing(reader.windows(each.first, until=each.until)) as windows:
+        if needs_chunks or chosen is not None:
+            windows = reader.windows(each.first, until=each.until, rows_of=chosen)
+            async with aclosing(windows):
                 async for window in windows:
                     _check(lost)
                     yield RangeSource(each, window)

@@ -139,13 +139,10 @@ class Piece(MessageRun):
         assert window is not None, "a piece is returned when its bytes are in memory"
         assert self.block is not None
         stop = self._run_end()
-        rows = window.rows[self.start - self.block.start : stop - self.block.start]
-        if len(rows) < len(window.rows):
-            begin = int(rows["position"][0]) - int(window.rows["position"][0])
-            data = memoryview(window.data)[begin : begin + int(rows["size_bytes"].sum())]
-            window = Window(rows, data, window.where)
+        if stop - self.start < len(window.rows):
+            window = window.cut(slice(self.start - self.block.start, stop - self.block.start))
         self.start, self._rows = self.first_wanted(stop), []
-        self.next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
+        self.next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
         if self.is_passed:
             self.pass_by()
         return window

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
+from offload.cli.kit.ending import Usage
 from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
@@ -25,10 +26,11 @@ from offload.cli.kit.reading import (
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoder
 from offload.formats.records import RecordRun
-from offload.ground.errors import TryAgain
+from offload.ground.errors import Misuse, TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.model.record_columns import RecordBytes
 from offload.read.batches import PartRun
+from offload.read.chunk_filter import ChunkFilter
 from offload.read.reader import IN_FLIGHT, Messages, StreamReader
 from offload.two_sides.choice import ReadPriority
 
@@ -113,6 +115,22 @@ Broker = Annotated[
         f"is in {BROKER_USER} and {BROKER_PASSWORD}.",
     ),
 ]
+FilterValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="VALUE",
+        help="Print only the chunks that may have messages with this filter value, which publishers set as "
+        "x-stream-filter-value. Their other messages are printed too. Repeat it for several values.",
+    ),
+]
+MatchUnfiltered = Annotated[
+    bool,
+    typer.Option(
+        "--match-unfiltered",
+        help="With --filter: also print the chunks that may have messages without a filter value.",
+    ),
+]
 Print = Annotated[Format, typer.Option("--format", help="The format of each message.")]
 
 
@@ -131,6 +149,8 @@ def read(
     at_once: RequestsAtOnce = IN_FLIGHT,
     decode: Decode = "raw",
     how: Print = Format.JSONL,
+    values: FilterValues = None,
+    match_unfiltered: MatchUnfiltered = False,
     source: FromSource = None,
     priority: Priority = ReadPriority.LOCAL_FIRST,
     hold_back: HoldBack = None,
@@ -138,31 +158,46 @@ def read(
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
 
-    If STREAM goes on in further parts, they are printed too, in order. The name of a later part prints that
-    part alone.
+    If STREAM goes on in further parts, they are printed too. The name of a later part prints that part alone.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     beside = Beside.of(source, priority, hold_back, broker)
     position, end = position_of(start), None if to is None else position_of(to)
-    output = _Output(how, _decoder(state, decode))
+    output = _Output(how, _decoder(state, decode), _filter(values, match_unfiltered, source))
 
     async def main() -> None:
         async with (
             state.opened_to_read(tier, option) as catalogue,
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
-            place, until = await place_in(reader, position, part), await _until(reader, end)
-            runs = _runs_from(reader, place, output, follow=follow)
-            await _print(runs, until, limit, output, reader)
+            runs = _runs_from(reader, await place_in(reader, position, part), output, follow=follow)
+            await _print(runs, await _until(reader, end), limit, output, reader)
 
     _ended(main, output)
+
+
+def _filter(values: list[str] | None, match_unfiltered: bool, source: str | None) -> ChunkFilter | None:
+    if not values:
+        if match_unfiltered:
+            raise Usage("--match-unfiltered needs --filter: without it, all messages are printed")
+        return None
+    if source is not None:
+        raise Usage("--filter reads the tier alone: leave --source out")
+    try:
+        return ChunkFilter(values, match_unfiltered=match_unfiltered)
+    except Misuse as error:
+        raise Usage(
+            "--filter takes a value that is not empty; --match-unfiltered is for messages without one"
+        ) from error
 
 
 def _runs_from(
     reader: AnyReader, place: PartOffset, output: _Output, *, follow: bool
 ) -> AsyncGenerator[PartRun, None]:
-    if isinstance(reader, StreamReader) and not follow:
-        return reader.runs(place)
+    if isinstance(reader, StreamReader):
+        if not follow:
+            return reader.runs(place, rows_of=output.chosen)
+        return _runs_of(reader.follow(place, caught_up=output.flush, rows_of=output.chosen))
     return _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
 
 
@@ -212,6 +247,8 @@ async def _print(
     finally:
         output.flush()  # the messages before a damaged chunk are sound, and are printed
         print_sides(reader)
+        if output.chosen is not None:
+            print_note(str(output.chosen))
 
 
 def _wanted(each: PartRun, until: _Until) -> int | None:
@@ -235,12 +272,14 @@ def _wanted(each: PartRun, until: _Until) -> int | None:
 class _Output:
     """Writes messages to stdout in large pieces, and remembers the last one."""
 
-    def __init__(self, how: Format, decoder: Decoder | None) -> None:
+    def __init__(self, how: Format, decoder: Decoder | None, chosen: ChunkFilter | None) -> None:
         self._render = renderer(how, decoder)
         self._lines = message_lines(how, decoder)
         self._runs: list[PartRun] = []
         self._rows = self._size_bytes = 0
         self._messages = 0
+        self.chosen: Final = chosen
+        """The filter of chunks, which counts them."""
         self.next_offset: int | None = None
         """First offset after the last message that was written; None if none was."""
         self._part = 1

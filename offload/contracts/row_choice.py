@@ -3,6 +3,7 @@
     question      asked with                       what the reader has paid until then
     `of_entries`  entries of the manifest          nothing for these fragments
     `of_rows`     an entry and its chunk table     one request for the fragment's table
+    `of_chunks`   the chunks themselves            their bytes. Only a `ChunkChoice` is asked
 
 So a filter that knows its offsets or times answers the first question. An index that knows chunks answers it
 too, and then the second one for few fragments.
@@ -16,10 +17,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from offload.contracts.store import Buffer
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry
 
-__all__ = ["RowChoice", "Wanted"]
+__all__ = ["ChunkChoice", "RowChoice", "Wanted"]
 
 
 class Wanted(IntEnum):
@@ -54,4 +56,20 @@ class RowChoice(ABC):
         """Return True for each wanted chunk of `rows`: those of a fragment that lie in the reader's range.
 
         Asked only about a fragment of which `of_entries` wants `SOME`.
+        """
+
+
+class ChunkChoice(RowChoice):
+    """A choice that needs the bytes of chunks, which no entry and no table shows.
+
+    Damage in a chunk that was fetched is reported: its bytes do not show whether it is wanted.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def of_chunks(self, rows: ChunkTable, data: Buffer) -> npt.NDArray[np.bool_]:
+        """Return True for each wanted chunk of `data`: the checked chunks of `rows`, back to back.
+
+        Asked once about each chunk that the first two questions want, in order, when its turn has come.
         """

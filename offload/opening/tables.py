@@ -11,6 +11,7 @@ rows raises and never ends early; nothing is kept between reads, so threads shar
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -48,12 +49,15 @@ from offload.model.position import (
 )
 from offload.opening.blocking import Blocking
 from offload.parts.whole_stream import WholeStream, grouped
+from offload.read.chunk_filter import ChunkFilter
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # it ships no types
 
 __all__ = ["ArrowStream", "ArrowTier"]
 
+
+_log: Final = logging.getLogger(__name__)
 
 BATCH_ROWS_MAX: Final = 2**17
 BATCH_SIZE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -158,6 +162,10 @@ class ArrowStream:
     `columns` are names: `offset`, `timestamp`, `value`, `part`, `stream`. With `decode`, the name of a
     decoder such as `amqp`, also `body`, the decoder's own, `key` and `headers`.
 
+    `filter` is a value, or several, that publishers set as `x-stream-filter-value`: only chunks that may have
+    such messages are read, with their other messages. With `match_unfiltered`, also chunks that may have
+    messages without a value. The log (INFO) says how many chunks were read and skipped.
+
     Every read raises `Misuse` for an unknown column, with the nearest name; for `start` behind `end`, if both
     are offsets or both are times; and for what is no position. It raises `Corrupt` at damage, and
     `NotOffloaded` for a `start` beyond the end, and if the stream was trimmed while it was read.
@@ -181,6 +189,9 @@ class ArrowStream:
         end: RowPosition = None,
         columns: Iterable[str] | None = None,
         decode: str | None = None,
+        *,
+        filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
+        match_unfiltered: bool = False,
     ) -> pa.RecordBatchReader:
         """Return a reader of batches, in order. Its memory is bounded: a few windows of 8 MiB, and one batch.
 
@@ -194,7 +205,8 @@ class ArrowStream:
         maker = BatchMaker(
             schema=schema, decoder=decoder, rows_max=BATCH_ROWS_MAX, size_bytes_max=BATCH_SIZE_BYTES_MAX
         )
-        return pa.RecordBatchReader.from_batches(schema, _Batches(self, maker, ranges))
+        chosen = _filter_of(filter, match_unfiltered=match_unfiltered)
+        return pa.RecordBatchReader.from_batches(schema, _Batches(self, maker, ranges, chosen))
 
     def to_arrow(
         self,
@@ -202,9 +214,13 @@ class ArrowStream:
         end: RowPosition = None,
         columns: Iterable[str] | None = None,
         decode: str | None = None,
+        *,
+        filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
+        match_unfiltered: bool = False,
     ) -> pa.Table:
         """Return the rows as a table in memory."""
-        return self.to_batches(start, end, columns, decode).read_all()
+        found = self.to_batches(start, end, columns, decode, filter=filter, match_unfiltered=match_unfiltered)
+        return found.read_all()
 
     def to_pandas(
         self,
@@ -212,13 +228,17 @@ class ArrowStream:
         end: RowPosition = None,
         columns: Iterable[str] | None = None,
         decode: str | None = None,
+        *,
+        filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
+        match_unfiltered: bool = False,
     ) -> pd.DataFrame:
         """Return the rows as a frame in memory. Raises `Misuse` if pandas is not installed."""
         try:
             import pandas as pd  # noqa: F401 - pyarrow would import it after the read
         except ModuleNotFoundError as exc:
             raise Misuse(missing_text("to_pandas", "pandas", "pandas")) from exc
-        return self.to_arrow(start, end, columns, decode).to_pandas()
+        found = self.to_arrow(start, end, columns, decode, filter=filter, match_unfiltered=match_unfiltered)
+        return found.to_pandas()
 
     def count(self, start: RowPosition = None, end: RowPosition = None) -> int:
         """Return the number of rows. Reads the index of two fragments at most, and no message."""
@@ -284,8 +304,14 @@ class ArrowStream:
 class _Batches(Iterator[pa.RecordBatch]):
     """The batches of one read. Several threads may take them; each gets another one."""
 
-    def __init__(self, stream: ArrowStream, maker: BatchMaker, ranges: Sequence[PartRange]) -> None:
-        self._stream, self._maker, self._ranges = stream, maker, ranges
+    def __init__(
+        self,
+        stream: ArrowStream,
+        maker: BatchMaker,
+        ranges: Sequence[PartRange],
+        chosen: ChunkFilter | None,
+    ) -> None:
+        self._stream, self._maker, self._ranges, self._chosen = stream, maker, ranges, chosen
         self._lock = threading.Lock()
         self._error: OffloadError | None = None
         self._place = PartOffset(0, 0)
@@ -329,9 +355,11 @@ class _Batches(Iterator[pa.RecordBatch]):
                 ranges = [left for each in self._ranges if (left := each.from_place(self._place)) is not None]
                 needs_chunks = not OF_TABLE.issuperset(self._maker.schema.names)
                 # If it is dropped unfinished, the event loop closes it.
-                self._found = sources(tier.catalogue, ranges, needs_chunks=needs_chunks)
+                self._found = sources(tier.catalogue, ranges, needs_chunks=needs_chunks, chosen=self._chosen)
             source = tier.run(_taken(self._found))
             if source is None:
+                if self._chosen is not None:
+                    _log.info("stream %r: %s", self._stream.name, self._chosen)
                 raise StopIteration
             self._made = self._batches(source)
         return made
@@ -347,6 +375,15 @@ class _Batches(Iterator[pa.RecordBatch]):
 
 async def _taken(found: AsyncGenerator[RangeSource, None]) -> RangeSource | None:
     return await anext(found, None)
+
+
+def _filter_of(values: str | Iterable[str] | None, *, match_unfiltered: bool) -> ChunkFilter | None:
+    if values is not None:
+        wanted = [values] if isinstance(values, str) else [*values]
+        return ChunkFilter(wanted, match_unfiltered=match_unfiltered)
+    if match_unfiltered:
+        raise Misuse("match_unfiltered needs a filter: without one, all messages are read")
+    return None
 
 
 def _is_inverted(start: Position | PartOffset, end: Position | PartOffset) -> bool:

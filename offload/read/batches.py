@@ -30,6 +30,12 @@ class Window:
     data: Buffer
     where: str
 
+    def cut(self, run: slice) -> Window:
+        """Return a run of the chunks as a window of the same bytes."""
+        rows = self.rows[run]
+        start = int(rows["position"][0]) - int(self.rows["position"][0])
+        return Window(rows, memoryview(self.data)[start : start + int(rows["size_bytes"].sum())], self.where)
+
 
 @dataclass(frozen=True, slots=True)
 class Messages:

@@ -21,6 +21,7 @@ offset that is left out is reported. Memory is bounded as `windows` says, and by
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,7 +31,7 @@ from typing import Final, Self, TypeVar
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
-from offload.contracts.row_choice import RowChoice
+from offload.contracts.row_choice import ChunkChoice, RowChoice
 from offload.formats.records import record_runs
 from offload.ground.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.ground.tracing import span
@@ -48,9 +49,9 @@ from offload.model.position import (
 )
 from offload.parts.whole_stream import WholeStream
 from offload.read import joined
-from offload.read.batches import MessageRun, Messages, PartRun, Window, messages_of
+from offload.read.batches import MessageRun, Messages, PartRun, WholeRun, Window, messages_of
 from offload.read.watch import News, StreamWatch, look
-from offload.read.windows import WindowCache, Windows, WindowStream
+from offload.read.windows import WindowCache, Windows, WindowStream, windows_of_mask
 
 __all__ = ["Messages", "StreamReader", "messages_of"]
 
@@ -260,6 +261,7 @@ class StreamReader:
         *,
         watch: StreamWatch | None = None,
         caught_up: Callable[[], None] = lambda: None,
+        rows_of: RowChoice | None = None,
     ) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, as `messages` does, and then what comes later.
 
@@ -273,7 +275,7 @@ class StreamReader:
         check_place(start)
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
-            async with aclosing(self.messages(place)) as batches:
+            async with aclosing(self.messages(place, rows_of=rows_of)) as batches:
                 handed = list[Messages]()  # as in `messages_here`
                 async for batch in batches:
                     handed.append(batch)
@@ -457,6 +459,7 @@ class StreamWindows:
     def _open(self, view: StreamView, offset: int) -> None:
         self._view = view
         self._run: MessageRun | None = None
+        self._ready: deque[Window] = deque()
         self._source: Windows = self._reader.source_of(view, offset, until=self._until, rows_of=self._rows_of)
 
     def __aiter__(self) -> Self:
@@ -465,16 +468,25 @@ class StreamWindows:
 
     async def __anext__(self) -> Window:
         """Return the next window, as `WindowStream` does. Raises `StreamDeleted` if the stream is gone."""
-        window = await self._taken(lambda source: anext(source))
-        # Only a delivered window moves the offset, so a newer view continues exactly behind it.
-        self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
-        return window
+        while not self._ready:
+            window = await self._taken(lambda source: anext(source))
+            # Only a window that was taken moves the offset, so a newer view continues exactly behind it.
+            self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
+            if isinstance(self._rows_of, ChunkChoice):
+                kept = self._rows_of.of_chunks(window.rows, window.data)
+                self._ready.extend(windows_of_mask(window, kept))
+            else:
+                self._ready.append(window)
+        return self._ready.popleft()
 
     async def next_run(self) -> MessageRun | None:
         """Return the next run of chunks, to take chunk by chunk, or None at the end.
 
         Raises as `__anext__` does.
         """
+        if isinstance(self._rows_of, ChunkChoice):
+            window = await anext(self, None)
+            return None if window is None else WholeRun(window)
         if self._run is not None:
             self._next_offset = max(self._next_offset, self._run.next_offset)
         self._run = await self._taken(lambda source: source.next_run())

@@ -337,7 +337,7 @@ class WindowStream:
                 stop = at + len(window)
                 # The first window comes alone: a reader of one message should not begin a long request.
                 then = rows[stop:stop] if size_bytes == FIRST_WINDOW_SIZE_BYTES else rows[stop:]
-                self._planned.append(_Plan(handle, window, then, _runs_of(kept[at:stop])))
+                self._planned.append(_Plan(handle, window, then, runs_of_mask(kept[at:stop])))
                 at = stop
                 if size_bytes < self._window_size_bytes:
                     break
@@ -424,7 +424,12 @@ async def wanted_rows(choice: RowChoice | None, entry: Entry, wanted: Wanted, ro
     return kept
 
 
-def _runs_of(kept: RowMask) -> list[slice]:
+def windows_of_mask(window: Window, kept: RowMask) -> list[Window]:
+    """Return the kept chunks of a window, as windows of the same bytes."""
+    return [window] if kept.all() else [window.cut(run) for run in runs_of_mask(kept)]
+
+
+def runs_of_mask(kept: RowMask) -> list[slice]:
     """Return the runs of neighbours that are kept."""
     edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
@@ -433,7 +438,7 @@ def _runs_of(kept: RowMask) -> list[slice]:
 def bridged_runs(rows: ChunkTable, kept: RowMask) -> list[slice]:
     """Return the runs of rows to read: those that are kept, with the small gaps between them."""
     runs: list[slice] = []
-    for run in _runs_of(kept):
+    for run in runs_of_mask(kept):
         if runs and int(rows["size_bytes"][runs[-1].stop : run.start].sum()) <= GAP_SIZE_BYTES_MAX:
             run = slice(runs.pop().start, run.stop)
         runs.append(run)
@@ -462,11 +467,5 @@ def _runs_of_plan(plan: _Plan) -> list[_Plan]:
 
 def _windows_in(plan: _Plan, data: Buffer) -> list[Window]:
     """Return the wanted runs of a read, as windows of the same bytes."""
-    if not plan.is_bridge:
-        return [Window(plan.rows, data, plan.handle.where)]
-    begin, view, windows = int(plan.rows["position"][0]), memoryview(data), []
-    for run in plan.kept:
-        rows = plan.rows[run]
-        start = int(rows["position"][0]) - begin
-        windows.append(Window(rows, view[start : start + int(rows["size_bytes"].sum())], plan.handle.where))
-    return windows
+    whole = Window(plan.rows, data, plan.handle.where)
+    return [whole.cut(run) for run in plan.kept] if plan.is_bridge else [whole]

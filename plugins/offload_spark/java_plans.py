@@ -103,6 +103,10 @@ class JavaPlanReader(PrunedReader):
         }
         texts = list[str]()
         with self._open() as tier:
+            if self._wanted == COUNT and self._options.filter_values:
+                raise Misuse(
+                    "the Java reader of this session is older, and cannot count with the option filter"
+                )
             if self._wanted == COUNT:
                 head[COUNT] = tier.run(count_all(tier.catalogue, self._options))
             elif reason := reason_of_place(tier, self._options):
@@ -145,6 +149,8 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
         return f"{catalogue.url} is no tier of ledger-offload"
     if options.tier.encrypted_only:
         return "the option encryptedOnly is true"
+    if options.filter_values:
+        return "the option filter is given"
     tier.run(catalogue.open())
     if catalogue.url.startswith("file://"):
         return "" if catalogue.store is catalogue.data else "the tier has hashed keys or a commit store"

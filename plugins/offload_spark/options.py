@@ -18,6 +18,7 @@ from offload.ground.errors import Misuse
 from offload.ground.outside import json_outside
 from offload.ground.urls import scheme_of
 from offload.model.compression import Compression
+from offload.read.chunk_filter import ChunkFilter
 from offload_spark.opening import TierAddress
 from offload_spark.suggestions import listed, nearest
 
@@ -92,6 +93,9 @@ class ReadOptions:
     partition_size_bytes: int = 64 * MIB
     fail_on_data_loss: bool = True
     on_damage: OnDamage = OnDamage.FAIL
+    filter_values: tuple[str, ...] = ()
+    """The values of `x-stream-filter-value` that chunks must match. Empty: all chunks are read."""
+    match_unfiltered: bool = False
     is_of_damage: bool = False
     """True for the table of damaged ranges, in the place of the records."""
     columns: tuple[str, ...] = ()
@@ -123,6 +127,8 @@ class ReadOptions:
             partition_size_bytes=said.number("maxpartitionbytes", 64 * MIB),
             fail_on_data_loss=said.truth("failondataloss", True),
             on_damage=said.choice("ondamage", OnDamage.FAIL, {each.value: each for each in OnDamage}),
+            filter_values=said.filter_values(),
+            match_unfiltered=said.truth("matchunfiltered", False),
             is_of_damage=said.choice("table", False, {"records": False, "damage": True}),
             columns=said.words("columns"),
             decode=said.text("decode"),
@@ -135,12 +141,20 @@ class ReadOptions:
             trigger_size_bytes_max=said.number("maxbytespertrigger", None),
         )
         said.check_all_known()
+        if options.match_unfiltered and not options.filter_values:
+            raise Misuse("the option matchUnfiltered needs filter: without it, all messages are read")
         if not options.tier.url:
             raise Misuse(
                 "the option path is missing: use load(URL), or in SQL a view with OPTIONS (path …); "
                 "a table made with CREATE TABLE … USING offload hands no options over"
             )
         return options
+
+    def chosen(self) -> ChunkFilter | None:
+        """Return a new filter of chunks, if the read has one."""
+        if not self.filter_values:
+            return None
+        return ChunkFilter(self.filter_values, match_unfiltered=self.match_unfiltered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +234,13 @@ class _Said:
         self._as("streampattern", None, _pattern, f"a regular expression of at most {PATTERN_MAX} characters")
         return StreamChoice(names=(one,) if one else self.words("streams"), pattern=pattern)
 
+    def filter_values(self) -> tuple[str, ...]:
+        """Return one value, or those of a JSON list: a value may have commas."""
+        text = self.text("filter")
+        if not text.startswith("["):
+            return (text,) if text else ()
+        return tuple(self._as("filter", [], _values, 'a value, or a JSON list: ["a", "b"]'))
+
     def storage(self) -> dict[str, Any]:
         """Return the backend's options: a JSON object, which keeps the case of names, and single options."""
         nothing: dict[str, Any] = {}
@@ -290,6 +311,13 @@ def _names(text: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise TypeError(text)
     return [*found]
+
+
+def _values(text: str) -> list[str]:
+    found = _names(text)
+    if not found or not all(found):
+        raise ValueError(text)
+    return found
 
 
 def _offsets(text: str) -> dict[str, int]:

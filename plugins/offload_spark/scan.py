@@ -24,6 +24,7 @@ from offload.ground.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry
 from offload.opening.blocking import Blocking
+from offload.read.chunk_filter import ChunkFilter
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables
 from offload_spark.damage import DamagedRange, damaged_range
@@ -42,6 +43,9 @@ class Scan:
     emit: Callable[[Event], None] = lambda event: None
     """Called with `DamageFound` for each range that is left out."""
 
+    chosen: ChunkFilter | None = None
+    """The filter of chunks, if the read has one."""
+
     def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of these parts, in order.
 
@@ -52,7 +56,7 @@ class Scan:
         for part in parts:
             committed = part.committed
             firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
-            is_of_table = OF_TABLE.issuperset(self.maker.schema.names)
+            is_of_table = OF_TABLE.issuperset(self.maker.schema.names) and self.chosen is None
             for run in self._runs_over_damage(part, [], is_of_table=is_of_table):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
@@ -112,9 +116,12 @@ class Scan:
         try:
             while (window := self.tier.run(_next(windows))) is not None:
                 self._check(lost)
-                for run in record_runs(window.data, window.rows, where=window.where):
-                    yield run
-                    reached.offset = int(run.offsets[-1]) + 1
+                for wanted in [window] if self.chosen is None else self.chosen.windows_in(window):
+                    # The chunks before are sound: damage in this one must not seem to be in one of them.
+                    reached.offset = max(reached.offset, int(wanted.rows["offset"][0]))
+                    for run in record_runs(wanted.data, wanted.rows, where=wanted.where):
+                        yield run
+                        reached.offset = int(run.offsets[-1]) + 1
                 reached.offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
             self._check(lost)
         finally:

@@ -135,17 +135,20 @@ class _Reads:
                 on_damage=OnDamage.SKIP if options.is_of_damage else options.on_damage,
                 # At damage alone: finding the plugins costs each task a tenth of a second.
                 emit=lambda event: Plugins.find().emit(event),
+                chosen=options.chosen(),
             )
             if options.is_of_damage:
                 found = table_of(scan.damages(partition.value))
                 yield found.select(self._columns.arrow.names)
             else:
                 yield from scan.batches(partition.value)
+            if scan.chosen is not None:
+                _log.info("%s", scan.chosen)
 
     def _tell_of_indexes(self) -> None:
         """Log that records are not read, if the columns need only the indexes."""
         names = self._columns.arrow.names
-        if OF_TABLE.issuperset(names):
+        if OF_TABLE.issuperset(names) and not self._options.filter_values:
             # A user who asked for damage to be left out would take the count for one of sound records.
             level = logging.WARNING if self._options.on_damage is OnDamage.SKIP else logging.INFO
             what = "come from the indexes alone: no record is read, and damage in records is not seen"

@@ -77,6 +77,7 @@ class Tier:
             fail_on_data_loss=options.fail_on_data_loss,
             on_damage=options.on_damage,
             emit=self.events.append,
+            chosen=options.chosen(),
         )
         for batch in scan.batches([*parts]):
             assert batch.schema == columns.arrow

@@ -462,6 +462,15 @@ class TestQueries:
         assert "(Python)" in self.plan(skipping.groupBy().count())
         assert damage.count() == 0  # not the number of records
 
+    def test_a_read_with_a_filter_of_chunks_the_python_source_does(
+        self, spark: SparkSession, reader: Any, tier: str
+    ) -> None:
+        reader("java")
+        filtered = self.frame(spark, tier, stream="batches", filter="a value that no message has")
+
+        assert "(Python)" in self.plan(filtered.select("value"))
+        assert filtered.count() == 0  # not the number of records
+
     @pytest.mark.parametrize("column", ["value", "properties"])
     def test_a_time_that_python_cannot_hold_is_not_pushed(
         self, spark: SparkSession, reader: Any, tier: str, column: str

@@ -132,7 +132,7 @@ def test_a_choice_goes_on_if_the_wait_for_it_is_cancelled(turns: int, cached: bo
 
     async def read(reader: StreamReader, spans: Spans) -> None:
         windows = reader.windows(0, rows_of=choice)
-        while True:
+        for _ in range(2000):
             waiting = asyncio.ensure_future(anext(windows, None))
             for _ in range(turns + 1):
                 await asyncio.sleep(0)
@@ -144,6 +144,8 @@ def test_a_choice_goes_on_if_the_wait_for_it_is_cancelled(turns: int, cached: bo
             if window is None:
                 break
             found.extend(window.rows["offset"].tolist())
+        else:
+            pytest.fail("the choice never answers")
         await windows.aclose()
 
     in_tier(read, cached=cached)

@@ -71,13 +71,14 @@ public final class JavaReader extends AbstractFunction1<SparkSessionExtensions, 
             return plan instanceof DataSourceV2Relation relation
                     && relation.table() instanceof PythonTable table
                     && table.name().equals(SOURCE)
-                    && !isAboutDamage(relation.options())
+                    && !isForPython(relation.options())
                     && PythonPlans.areRegistered(session);
         }
 
-        /** Only the Python source leaves damaged records out, and lists them. */
-        private static boolean isAboutDamage(CaseInsensitiveStringMap options) {
+        /** Only the Python source leaves damaged records out, and lists them, and knows filters of chunks. */
+        private static boolean isForPython(CaseInsensitiveStringMap options) {
             return !options.getOrDefault("ondamage", "fail").equalsIgnoreCase("fail")
+                    || !options.getOrDefault("filter", "").isEmpty()
                     || !options.getOrDefault("table", "records").equalsIgnoreCase("records");
         }
 
