@@ -138,6 +138,8 @@ class FragmentTail:
         )
         parts = self.raw[: -TRAILER.size_bytes]
         directory = parts[len(parts) - trailer.section_count * SECTION.size_bytes :]
+        # Sections before the tail were not fetched. Their rows in the directory have their sizes and
+        # checksums.
         bodies = [
             self.raw[each.position - trailer.tail_start : each.stop - trailer.tail_start]
             for each in self.sections.values()
@@ -161,6 +163,8 @@ class FragmentTail:
     @property
     def source_epoch(self) -> int:
         """The broker's leader epoch that the writer knew. 0 if the fragment does not record it."""
+        # Anybody may have written the text. `int` would take signs, spaces and underscores, and a rebuild
+        # packs the number into 8 bytes.
         text = self.metadata.get(SOURCE_EPOCH, "")
         return int(text) if re.fullmatch("[0-9]{1,20}", text) and int(text) < 2**64 else 0
 
@@ -175,10 +179,12 @@ class FragmentTail:
         trailer_start = max(len(raw) - TRAILER.size_bytes, 0)
         trailer = FragmentTrailer.decode(raw[trailer_start:], where=where, position=begin + trailer_start)
         at = trailer.tail_start
+        # An object that lost its begin still ends with a sound trailer.
         expect("object size", where, 0, expected=trailer.size_bytes, found=size_bytes)
         if begin > at:
             raise Corrupt("tail", where, expected=f"from {at}", found=f"from {begin}")
         parts = raw[at - begin : trailer_start]
+        # Before any section is parsed, so that the parsers meet only bytes that a program wrote.
         expect("tail checksum", where, at, expected=trailer.tail_checksum, found=crc32c(parts))
         sections, blocks = dict[str, Section](), None
         if trailer.version == 1:
@@ -193,11 +199,13 @@ class FragmentTail:
                 raise Corrupt("tail", where, expected="a section at its start", found="none", position=at)
             part = partial(_part_of, parts, sections, origin=at, where=where)
             table = table_of(part("index", size_bytes=trailer.chunk_count * INDEX.size_bytes), trailer)
+            # They are sealed: a checksum of plain bytes would confirm a guess of the chunk. See `unlocked`.
             checksums = None
             if not trailer.encrypted:
                 stored = part("checksums", size_bytes=trailer.chunk_count * CHECKSUM.itemsize)
                 checksums = np.frombuffer(stored, CHECKSUM).astype(np.uint32)
             description = part("description")
+            # Encrypted chunks have blocks even without a codec, because each block is sealed alone.
             if trailer.codec or trailer.encrypted:
                 blocks = Blocks.decode(
                     part("blocks"),
@@ -209,6 +217,8 @@ class FragmentTail:
                 )
         _check_table(table, trailer, where=where)
         end = HEADER.size_bytes + trailer.data_size_bytes if blocks is None else int(blocks.positions[-1])
+        # Bytes between the chunks and the sections would be in no chunk and in no section, so nobody could
+        # ever say what they are.
         first_section = min((each.position for each in sections.values()), default=at)
         expect("end of chunks", where, at, expected=first_section, found=end)
         stream, metadata = _decode_description(description, trailer, where)
@@ -228,6 +238,7 @@ class FragmentTail:
 
         Each run is the numbers of its first chunk and its end. No block is in two of them.
         """
+        # A block in two runs would be fetched and decoded twice.
         stops = np.arange(1, len(self.table) + 1) if self.blocks is None else self.blocks.rows[1:]
         last = self.table[stops - 1]
         ends = last["position"] + last["size_bytes"]
@@ -280,6 +291,7 @@ class FragmentTail:
                 raw = raw[skip : skip + size]
             check_stored(raw, rows, checksums, window_position=begin, where=where)
         except Corrupt as damage:
+            # The checks of chunks know plain positions alone. A person needs the block's place in the object.
             if damage.plain_position is not None:
                 raise
             number = int(np.searchsorted(blocks.plain_positions, damage.position, side="right")) - 1
@@ -364,10 +376,12 @@ def encode_tail(
     bodies, rows = [body for body, _ in found], [row for _, row in found]
     size_bytes = trailer.tail_start + sum(map(len, bodies + rows)) + TRAILER.size_bytes
     whole = replace(trailer, size_bytes=size_bytes, section_count=len(parts))
+    # After the sizes are known, because the seal covers them: the directory and the trailer.
     if key is not None:
         bodies[-1] = key.tag_of(_sealed_text(whole, bodies[:-1], b"".join(rows)))
         fields = SECTION.unpack(rows[-1]) | {"checksum": crc32c(bodies[-1])}
         rows[-1] = SECTION.pack(**fields)
+    # Last, because it covers the seal. The seal covers the trailer with a zero in its place.
     tail = b"".join(bodies + rows)
     whole = replace(whole, tail_checksum=crc32c(tail))
     # Each window was checked alone. This checks that they fit together.
@@ -385,6 +399,8 @@ def _sealed_text(trailer: FragmentTrailer, bodies: Sequence[bytes], directory: b
 
 def verbatim_size_bytes(data_size_bytes: int, chunks: int, description: bytes) -> int:
     """Return the size of a fragment whose chunks are stored verbatim."""
+    # The size is sent before the first byte, so it must be that of `encode_tail`: with 3 sections,
+    # uncompressed.
     tail = chunks * (INDEX.size_bytes + CHECKSUM.itemsize) + len(description) + 3 * SECTION.size_bytes
     return HEADER.size_bytes + data_size_bytes + tail + TRAILER.size_bytes
 
@@ -406,6 +422,8 @@ def encode_description(stream: str, metadata: Mapping[str, str]) -> bytes:
 
 def _check_table(table: ChunkTable, trailer: FragmentTrailer, *, where: str) -> None:
     """Raise `Corrupt` unless the chunks agree with the trailer: known types, exact sums and bounds."""
+    # Types and sizes first: an unknown type is in no sum, and a chunk without records would share an offset
+    # with the next one while all sums are right.
     at, records, times = trailer.tail_start, table["records"], table["timestamp_ms"]
     for what, wrong in (
         ("chunk type", table["type"] > max(ChunkType)),
@@ -415,6 +433,7 @@ def _check_table(table: ChunkTable, trailer: FragmentTrailer, *, where: str) -> 
         if wrong.any():
             row = int(wrong.argmax())
             raise Corrupt(what, where, expected="a possible value", found=f"chunk {row}", position=at)
+    # Bounds of all times, not of the first and the last chunk: the clock of a broker may go back.
     begin = int(table["offset"][0]), int(table["position"][0])
     times_found = int(times.min()), int(times.max())
     for what, expected, found in (
@@ -442,5 +461,6 @@ def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tup
             raise ValueError("the metadata is not an object of texts")
     except ValueError as exc:
         raise Corrupt("description", where, expected="UTF-8 and JSON", found=str(exc), position=at) from exc
+    # The trailer has no room for the name. Without this, a rebuild could give a fragment to another stream.
     expect("stream digest", where, at, expected=trailer.stream_digest, found=stream_digest(stream))
     return stream, metadata

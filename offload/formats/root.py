@@ -94,6 +94,7 @@ ENTRY: Final = layout(
 )
 
 
+# The rows of a manifest are stored and loaded as they are in memory, so the memory is a part of the format.
 assert ENTRY.dtype == ENTRY_DTYPE
 
 
@@ -119,8 +120,11 @@ def decode_root(raw: bytes, *, where: str) -> Manifest:
     if raw[:6] in (ROOT_MAGIC + b"\0\1", ROOT_MAGIC + b"\0\2"):
         from offload.formats.older_manifests import upgraded_root  # here: it imports this module's layouts
 
+        # It checks the old bytes under their own checksum, and the new ones are checked again below.
         raw = upgraded_root(raw, where=where)
     fields = _decode_header(raw, where)
+    # The lengths add up to the size of the object, or else a slice below would come out short without an
+    # error.
     at = ROOT_HEADER.size_bytes
     name = raw[at : at + fields["stream_size_bytes"]]
     at += len(name)
@@ -136,6 +140,8 @@ def decode_root(raw: bytes, *, where: str) -> Manifest:
     plain: dict[str, Any] = {name: fields[name] for name in MANIFEST_NUMBERS}
     plain |= {name: UUID(bytes=fields[name]) for name in _ROOT_UUIDS}
     manifest = Manifest(**plain | {"stream": stream, "state": state, "running": running, "entries": entries})
+    # The checksum shows that these are the bytes of a writer, and not that the writer was right. A commit
+    # copies the entries that it does not change, so a mistake that passes here would stay for ever.
     manifest.check(where)
     return manifest
 
@@ -144,9 +150,12 @@ def _decode_header(raw: bytes, where: str) -> dict[str, Any]:
     if len(raw) < ROOT_HEADER.size_bytes + 4:
         raise Corrupt("root size", where, expected=f">= {ROOT_HEADER.size_bytes + 4}", found=len(raw))
     fields = ROOT_HEADER.unpack(raw)
+    # Before the checksum: an object of another kind is not a damaged root, and the error must say so.
     if fields["magic"] != ROOT_MAGIC:
         raise Corrupt("root magic", where, expected=ROOT_MAGIC, found=fields["magic"])
     check_sealed("root", raw, version=fields["format_version"], known=ROOT_FORMAT_VERSION, where=where)
+    # After the checksum, so it is no flipped bit: a newer program means something by it, and the next commit
+    # of this program would lose it.
     if fields["reserved"]:
         raise Corrupt("root reserved byte", where, expected=0, found=fields["reserved"], position=7)
     size = ROOT_HEADER.size_bytes + 4 + fields["stream_size_bytes"]
@@ -170,6 +179,8 @@ def _encode_running(running: Running) -> bytes:
 def _decode_running(raw: bytes, where: str, position: int) -> tuple[Running, ...]:
     rows = [RUNNING.unpack(raw, at) for at in range(0, len(raw), RUNNING.size_bytes)]
     for row in rows:
+        # Refused, and not left out: the next commit would no longer name the attempt, and a sweep would
+        # delete its objects.
         if row["kind"] > max(AttemptKind) or row["reserved"] != bytes(7):
             raise Corrupt(
                 "running attempt", where, expected="kind 0 to 2", found=row["kind"], position=position

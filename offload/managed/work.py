@@ -72,6 +72,8 @@ class LedgerWork:
         self._asked_ms = 0
         """The moment at which the rules of deletion were last asked, by the wall clock."""
         self._clock = ClockGuard(env)
+        # In the order in which one gives work to the next: what is sealed can be copied, and what is copied
+        # can be deleted here. Cursors need nothing of the others, so the shortest work comes first.
         self._chores = [
             Chore(run=run, due_seconds=due_seconds, env=env)
             for run, due_seconds in (
@@ -88,6 +90,7 @@ class LedgerWork:
         for chore in self._chores:
             await chore.turn()
         self._report(paused)
+        # Never 0: a chore whose time has come only by a rounding would keep the loop from appends.
         return min(STEP_SECONDS_MAX, *(max(chore.seconds, 0.01) for chore in self._chores))
 
     @property
@@ -107,6 +110,7 @@ class LedgerWork:
 
         Return True if appends were not refused before.
         """
+        # Only these give an offset of the tier to another record. After a gap or a loss, appends do no harm.
         if not isinstance(error, Diverged) or error.kind not in (Divergence.BEHIND, Divergence.FORK):
             return False
         was_refused, self.diverged = self.diverged is not None, error
@@ -118,6 +122,7 @@ class LedgerWork:
         told = set(before)
         for error in pauses:
             self.note(error)
+            # By type: two chores that fail for one reason, or one that fails again, are one event.
             if type(error) not in told:
                 told.add(type(error))
                 self._tell(StreamPaused(stream=self.log.name, error=error))
@@ -140,9 +145,12 @@ class LedgerWork:
         return SAVE_SECONDS if self.cursors.is_moved else inf
 
     async def _offload_due(self) -> None:
+        # Here alone are appends allowed again: `agree` raises as long as the histories differ.
         if self.diverged is not None:
             await self.copy.agree()
             self.diverged = None
+        # The first append asked a tier that did not answer. No trigger may be due, but the log must be
+        # compared before it grows far beside another history.
         if self.has_asked and not self.copy.is_compared:
             await self.copy.agree()
         until, _ = due_offset(self.situation(), self.policy)
@@ -159,15 +167,20 @@ class LedgerWork:
         return min(seconds)
 
     async def _tend_copies(self) -> None:
+        # Before retention, which fails while the store is down or the clock is in doubt.
         await self._delete_copies()
         if self.policy.retains_for_ever:
             return
         if not self.copy.is_known:
             await self.copy.look()
+        # Asked of the known manifest first, which costs no request, and again of the one that `agree` has
+        # loaded.
         if await self.trim_target() is None or not await self.copy.agree():
             return
         target = await self.trim_target()
         if target is not None:
+            # The tier first: if the process ends between the two, a copy is left here, and not the only one
+            # gone.
             await self.copy.trim(target)
             await self._delete_copies()
 
@@ -177,6 +190,8 @@ class LedgerWork:
         for rule in (expired_offset, removable_offset):
             now = self.situation()
             if rule(now, self.policy)[0] > now.ledgers[0].first_offset:
+                # No proof of one history: another disk's log may have these offsets. But if no tier has the
+                # stream, there is no history to differ from, and only retention deletes.
                 is_agreed = await self.copy.agree()
                 if is_agreed or self.copy.manifest is None:
                     await self._delete_by(rule)
@@ -201,7 +216,7 @@ class LedgerWork:
             return "the tier has no record that shows whether it has this log's history"
         try:
             await self._confirm(ledger)
-        except Fenced:
+        except Fenced:  # no doubt about this ledger: this process may delete nothing at all any more
             raise
         except OffloadError as error:
             return f"kept in doubt: {error}"
@@ -219,8 +234,10 @@ class LedgerWork:
         until, reason = rule(now, self.policy)
         for ledger in now.sealed:
             if ledger.next_offset > until:
-                return
+                return  # oldest first, without a gap: a log with a hole is damage (`check_ledgers`)
             await self._confirm(ledger)
+            # Before the deletion: if that fails half-way, the log may begin behind the ledger, and
+            # `situation` would report a loss.
             self.first_offset = ledger.next_offset
             await self.log.delete(ledger.ledger_id)
             self.source.wake()
@@ -242,6 +259,7 @@ class LedgerWork:
                 lag_ms = policy.deletion_lag_seconds * 1000
                 # If it was over when the rules were asked, the copies are still here for a doubt.
                 was_over = self._asked_ms - seen_ms > lag_ms
+                # A moment more, because the rule wants an age above the lag.
                 left = max(lag_ms - (now.now_ms - seen_ms), 0) / 1000 + 0.001
                 seconds.append(PAUSED_STEP_SECONDS if was_over else left)
         if policy.retention_seconds is not None:
@@ -257,6 +275,7 @@ class LedgerWork:
             self._clock.check()
         size_max = policy.retention_size_bytes
         if size_max is not None:
+            # The limit is for the stream: what only the log has takes its share before the tier.
             now = self.situation()
             only_local = sum(each.size_bytes for each in now.ledgers if each.next_offset > now.done)
             size_max = max(size_max - only_local, 0)

@@ -78,6 +78,8 @@ class TieredReader:
         self.records: Final = {ReadSide.LOCAL: 0, ReadSide.TIER: 0}
         """How many messages were delivered from each side."""
         self._tier, self._env = tier, env
+        # Of the reader, not of a read: what an earlier read saw arrive need not be held back for the whole
+        # time again.
         self._believed = Believed(source, hold_back_seconds, env)
 
     @classmethod
@@ -142,9 +144,13 @@ class TieredReader:
         """
         check_position(position)
         newest = self._tier.newest
+        # What the source has counts as the newest part, so it has no say about an older one.
         if part is not None and part != newest:
             return PartOffset(part, await part_numbered(self.parts, part).offset_here(position))
         on_tier = await self._place_on_tier(position, part)
+        # An older part lies before all that the source has, so no file is opened for it. The last message is
+        # an exception: it is in an older part also if the tier's newest part has no message, and the source
+        # has one.
         is_before = on_tier is not None and on_tier.part != newest and position is not AtEdge.LAST
         if on_tier is not None and (is_before or ReadSide.LOCAL not in self.priority.sides):
             return on_tier
@@ -189,6 +195,7 @@ class TieredReader:
         self, start: int | PartOffset, waiting: Following | None
     ) -> AsyncGenerator[Messages, None]:
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
+        # If the tier is not read, nobody knows of parts: the source counts as the first one.
         crossing = Crossing(
             place=place if ReadSide.TIER in self.priority.sides else PartOffset(1, place.offset),
             tier=self._tier,
@@ -214,6 +221,7 @@ class TieredReader:
         parts = reader.parts if part is None else reader.parts[-1:]
         if ReadSide.LOCAL in self.priority.sides and isinstance(position, AtOffset):
             offset = position.offset
+            # The reader would raise for an offset beyond its end, but the source may have it.
             if all(each.manifest.next_offset < offset for each in parts):
                 return None
         if part is None:
@@ -225,14 +233,18 @@ class TieredReader:
     ) -> int | None:
         """Return the offset in the newest part, as the source has it too. None: that of the tier counts."""
         for tries_left in reversed(range(TRIES)):
+            # Anew: if the files of a snapshot are gone and the mark is as before, a look would keep that
+            # snapshot.
             await local.look(None, anew=True)
+            # A source that is gone, or that ends before the tier with another history, proves nothing. The
+            # place on the tier counts, if there is one.
             if not local.is_open or local.extent is NOTHING:
                 if on_tier is None:
                     raise self._beyond(position, local)
                 return None
             try:
                 return await self._attached(position, on_tier, local)
-            except TryAgain:
+            except TryAgain:  # the broker deleted a file between the look and the read
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -240,6 +252,7 @@ class TieredReader:
     async def _attached(self, position: Position, on_tier: PartOffset | None, local: LocalSide) -> int | None:
         end = self._tier.extent(self._tier.newest).end
         if isinstance(position, AtOffset):
+            # Not the extent of the source: an offset that is still held back exists already.
             if position.offset > max(end, local.next_offset):
                 raise self._beyond(position, local)
             if on_tier is not None and on_tier.offset <= position.offset:
@@ -249,13 +262,18 @@ class TieredReader:
         if position is AtEdge.NEXT:
             return max(end, local.next_offset)
         found = await local.attach(position)
+        # A place at its end means that the tier found nothing, so it must not hide what the source found.
         if on_tier is None or (on_tier.part == self._tier.newest and on_tier.offset == end):
             return found
         if position is AtEdge.LAST:
+            # The source may end before the tier, and at its own end it has found no message.
             return found if end <= found < local.next_offset else None
+        # A side whose begin is deleted finds a later chunk, or a later one of the same time. The other is
+        # right.
         return min(found, on_tier.offset)
 
     def _beyond(self, position: Position, local: LocalSide) -> OffloadError:
+        # Before the verdict: a source that is gone for now may have the offset, and the caller may try again.
         if local.error is not None:
             return TryAgain(f"stream {self.stream!r}: the source is gone for now: {local.error}")
         on_tier = [f"[{each.manifest.first_offset}, {each.manifest.next_offset})" for each in self.parts]

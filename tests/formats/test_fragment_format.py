@@ -20,6 +20,7 @@ from offload.formats.fragment import (
     DESCRIPTION,
     INDEX,
     METADATA_SIZE_BYTES_MAX,
+    SOURCE_EPOCH,
     FragmentTail,
     encode_description,
     encode_tail,
@@ -446,6 +447,46 @@ def test_lengths_of_a_description_that_do_not_add_up_are_corrupt() -> None:
         draft.replace_plain("description", body)
         with pytest.raises(Corrupt, match="description size"):
             tail_of(draft.sealed())
+
+
+@pytest.mark.parametrize("size_bytes", [1, 20_000, 70_000, 10**9])
+@pytest.mark.parametrize("first", [0, 5])
+def test_no_block_is_in_two_windows(size_bytes: int, first: int) -> None:
+    """It would be fetched and decoded twice."""
+    tail = tail_of(fragment_of(chunks_of([9000] * 40), Compression.parse("zstd")))
+    blocks = tail.blocks
+    assert blocks is not None
+
+    runs = [blocks.holding(*run) for run in tail.windows(first, 40, size_bytes=size_bytes)]
+
+    read = [block for run in runs for block in run]
+    assert read == [*range(len(blocks.rows) - 1)]
+    assert len(read) > 4
+
+
+def test_bytes_between_the_chunks_and_the_sections_are_corrupt() -> None:
+    """They are in no chunk and in no section, although all checksums are right."""
+    draft = Draft.of(fragment())
+    draft.data += b"\0"
+
+    with pytest.raises(Corrupt, match="end of chunks"):
+        tail_of(draft.sealed())
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch"),
+    [
+        ("7", 7),
+        (str(2**64 - 1), 2**64 - 1),
+        (str(2**64), 0),
+        *((text, 0) for text in (" 7", "+7", "-7", "1_0", "\u0667", "")),
+    ],
+)
+def test_a_text_that_is_no_number_of_8_bytes_is_no_source_epoch(text: str, epoch: int) -> None:
+    draft = Draft.of(fragment())
+    draft.replace_plain("description", encode_description("orders", {SOURCE_EPOCH: text}))
+
+    assert tail_of(draft.sealed()).source_epoch == epoch
 
 
 def test_the_name_of_another_stream_is_corrupt() -> None:

@@ -330,6 +330,14 @@ def test_a_header_that_breaks_a_rule_is_corrupt_even_under_its_checksum(
         decode_root(with_field(encode_root(SAMPLE), name, value, size_bytes), where="here")
 
 
+@pytest.mark.parametrize("sealed", [True, False], ids=["sound checksum", "another end"])
+def test_an_object_of_another_kind_is_told_by_its_magic_and_not_as_damage(sealed: bool) -> None:
+    raw = b"OLMG" + encode_root(SAMPLE)[4:]
+
+    with pytest.raises(Corrupt, match="root magic"):
+        decode_root(resealed(raw) if sealed else raw, where="here")
+
+
 @pytest.mark.parametrize("name", ["kind", "reserved"])
 @pytest.mark.parametrize("layout", [RUNNING, ENTRY], ids=["running", "entry"])
 def test_reserved_bytes_and_kinds_are_refused(name: str, layout: Any) -> None:

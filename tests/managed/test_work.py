@@ -13,7 +13,16 @@ from offload import StreamWriter
 from offload.contracts.events import StreamPaused, StreamResumed
 from offload.contracts.log import LocalLedger
 from offload.ground.env import Env
-from offload.ground.errors import Diverged, Fenced, StreamDeleted, Throttled, TryAgain
+from offload.ground.errors import (
+    Denied,
+    Diverged,
+    Divergence,
+    Fenced,
+    NoSpace,
+    StreamDeleted,
+    Throttled,
+    TryAgain,
+)
 from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.budget import ByteBudget
 from offload.managed.chores import RETRY_SECONDS_MAX, Chore
@@ -106,6 +115,47 @@ def test_a_ledger_that_never_paused_is_not_reported_as_resumed() -> None:
             await ledger.step()
 
         assert world.told(StreamPaused) == world.told(StreamResumed) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_chore_that_is_due_again_at_once_leaves_a_moment_to_appends(seconds: float) -> None:
+    async def scenario(world: World) -> None:
+        work = (await world.open(LAG))._background
+        work._chores[0].due_seconds = lambda: seconds
+
+        assert await work.run() == 0.01
+
+    run(scenario)
+
+
+def test_chores_that_pause_for_one_reason_are_one_event() -> None:
+    async def scenario(world: World) -> None:
+        work = (await world.open(LAG))._background
+        for chore, error in zip(work._chores, (Denied("a"), Denied("b"), NoSpace("c")), strict=False):
+            chore.pause = error
+
+        work._report({NoSpace})
+        assert world.told(StreamPaused) == 1
+
+        work._report({NoSpace, Denied})
+        assert world.told(StreamPaused) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", [Divergence.GAP, None])
+def test_only_a_tier_that_has_the_offsets_of_appends_refuses_them(kind: Divergence | None) -> None:
+    """If the tier ends before the log, no append gives an offset a second time."""
+
+    async def scenario(world: World) -> None:
+        work = (await world.open(LAG))._background
+
+        assert not work.note(Diverged("the tier lost its end", kind=kind))
+        assert work.diverged is None
+        for kind_of_other, is_new in ((Divergence.BEHIND, True), (Divergence.FORK, False)):
+            assert work.note(Diverged("the tier has other records", kind=kind_of_other)) is is_new
 
     run(scenario)
 

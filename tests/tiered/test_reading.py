@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from two_sides import HOLD_BACK, STREAM, Disk, OneStream, World
+from two_sides import HOLD_BACK, STREAM, Disk, OneStream, Segment, SegmentHandle, World
 
 from offload import (
     AtEdge,
@@ -776,6 +776,26 @@ class TestParts:
 
         run(scenario, priority)
 
+    @BOTH
+    def test_the_last_message_is_that_of_the_source_if_the_newest_part_on_the_tier_has_none(
+        self, priority: ReadPriority
+    ) -> None:
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            await self.fork(world)
+            others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+            await trim(others, f"{STREAM}-part-2", Retention(before_offset=30))
+            world.disk.roll()
+            world.disk.append(5)
+            for _ in range(4):
+                world.disk.retain()
+            assert world.disk.first_offset == 30
+            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+
+            assert await reader.place_of(AtEdge.LAST) == PartOffset(2, 30)
+
+        run(scenario)
+
     def test_a_source_is_compared_with_a_later_part_of_the_same_end_by_its_own_last_chunk(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
@@ -840,6 +860,30 @@ class TestPlaces:
             world.disk.retain()
             reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
             assert await reader.place_of(position) == PartOffset(1, expected)
+
+        run(scenario)
+
+    def test_a_place_is_found_in_a_new_snapshot_although_the_mark_of_the_source_is_as_before(self) -> None:
+        """The files of the first snapshot are gone, and nothing of the mark shows it."""
+
+        async def scenario(world: World) -> None:
+            await filled(world, on_tier=3)
+            snapshot, taken = world.disk.snapshot, list[Snapshot]()
+
+            async def with_a_lost_file(since: Manifest | None = None) -> Snapshot:
+                found = await snapshot(since)
+                taken.append(found)
+                if len(taken) == 1:
+                    handle = found.ledgers[0]
+                    assert isinstance(handle, SegmentHandle)
+                    handle._segment = Segment(handle._segment.chunks, is_deleted=True)
+                return found
+
+            world.disk.snapshot = with_a_lost_file  # type: ignore[method-assign]  # for this test
+            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+
+            assert await reader.place_of(AtTime(0)) == PartOffset(1, 0)
+            assert len(taken) == 2
 
         run(scenario)
 
