@@ -65,7 +65,7 @@ FRESH_SEED = "OFFLOAD_FRESH_SEED"
 settings.register_profile(
     "any machine",
     deadline=None,
-    max_examples=100 if CAMPAIGN else 15,
+    max_examples=100 if CAMPAIGN else 10,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any machine")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from campaign import few
+from campaign import campaign, few
 from command_line import (
     PROGRAM,
     SOURCE,
@@ -490,6 +490,9 @@ class TestFutureVersions:
         self.check(tier, tier / name, sum_anchor(changed))
 
 
+REFUSALS = campaign("more file systems that refuse; make test has a full disk and a read-only place")
+
+
 class TestFileSystemsThatRefuse:
     def within(self, mount: str, folder: Path, *arguments: object) -> Ran:
         """Run `mount` and then a command line, in a namespace of their own. `$1` is `folder`."""
@@ -518,6 +521,7 @@ class TestFileSystemsThatRefuse:
         assert "read-only" in ran.error
         assert not list((tmp_path / "place").iterdir())
 
+    @REFUSALS
     def test_a_read_only_tier_can_be_read_and_verified_but_takes_no_sync(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         write_stream(source, simple_chunks(2))
@@ -574,6 +578,7 @@ class TestFileSystemsThatRefuse:
         assert ran.code == 1
         assert "full" in ran.error
 
+    @REFUSALS
     def test_a_sync_continues_once_the_disk_has_room_again(self, tmp_path: Path) -> None:
         """The disk fills in the middle of a growing stream. With more room the tier takes the rest."""
         source, place = tmp_path / "orders", tmp_path / "place"

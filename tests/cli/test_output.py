@@ -145,7 +145,7 @@ class TestAnyText:
             assert (ran.code, ran.stderr) == (0, "")
             assert shown in ran.stdout or "--help" in command
 
-    @few("languages with and without coercion; make test has two of four", 3)
+    @few("languages with and without coercion; make test has one of four", 4)
     @pytest.mark.parametrize("language", ["C", "C.UTF-8"])
     @pytest.mark.parametrize("coercion", ["0", "1"])
     def test_an_error_escapes_a_path_that_is_not_utf_8(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from campaign import CAMPAIGN, keeping
+from campaign import CAMPAIGN, campaign, keeping
 from conformance_box.installed import Site, box
 from contract.unusual_offloaders import ODD_OFFLOADERS
 from contract.unusual_stores import ODD_STORES
@@ -98,6 +98,7 @@ def test_an_odd_offloader_fails_no_clause(name: str, site: Site, tmp_path: Path)
     assert ran.code == 0
 
 
+@campaign("the number of clients of a whole command; make test has the lending of each client")
 def test_tests_share_their_clients(site: Site) -> None:
     """A store whose clients need half a second to begin is tested in little more time than another."""
     site.install("odd", STORES)

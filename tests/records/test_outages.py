@@ -143,6 +143,7 @@ async def impatient(
         await patient.aclose()
 
 
+@few("a lost reply of PostgreSQL; make test has one of etcd", 2)
 def test_a_lost_reply_of_a_create_is_an_unknown_outcome(own_server: MetadataServer) -> None:
     """The request was sent, so it may land although nobody answered."""
     server, body = own_server, b"root"
@@ -188,6 +189,7 @@ def test_a_server_that_dies_during_a_create_leaves_an_unknown_outcome(own_server
     asyncio.run(main())
 
 
+@few("a read of PostgreSQL when it hangs; make test has one of etcd", 2)
 def test_a_read_of_a_service_that_hangs_may_be_repeated(own_server: MetadataServer) -> None:
     async def main() -> None:
         async with impatient(own_server, before=b"root") as (store, patient):

@@ -132,6 +132,7 @@ def test_an_owner_that_slept_is_fenced(ground: Ground, actors: list[Actor], at: 
     judged(ground, "orders", end)
 
 
+@few("two owners on etcd; make test has two on PostgreSQL", 2, start=1)
 def test_two_owners_at_once_make_one_history(ground: Ground, actors: list[Actor]) -> None:
     """Each claims the stream again whenever it is fenced, and offloads as fast as it can. On a slow machine
     they need more than a second for five ledgers.

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import osiris_data
 import pytest
-from campaign import campaign
+from campaign import campaign, few
 from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
 from osiris_writer import simple_chunks, write_stream
 from spark.drivers import dying, end, run, start
@@ -216,6 +216,7 @@ def check_next_run(spark: SparkSession, source: str, url: str, taken_over: int, 
     check_whole(url)
 
 
+@few("a driver that dies after the commit of a back-fill; make test has one that dies before it", 2)
 @pytest.mark.parametrize(("when", "taken_over", "ledgers"), MOMENTS)
 def test_a_run_resumes_after_its_driver_died_at_the_commit(
     spark: SparkSession, source: str, url: str, when: str, taken_over: int, ledgers: int

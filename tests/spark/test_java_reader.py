@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import lz4.frame
 import pytest
-from campaign import few
+from campaign import campaign, few
 from offload_conformance import ledgers
 from offload_spark import session
 from offload_spark.bounds import ScanBounds
@@ -382,6 +382,7 @@ class TestQueries:
     def plan(self, frame: DataFrame) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
 
+    @campaign("whole real streams by both readers; make test has their filters, counts and limits by both")
     def test_real_streams_give_the_same_rows(self, spark: SparkSession, reader: Any, tier: str) -> None:
         sums = "sum(xxhash64(part, ledger, offset, timestamp, key, value) % 1000003)"
         rows = self.both(

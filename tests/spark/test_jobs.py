@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import osiris_data
 import pytest
+from campaign import campaign
 from command_line import PROGRAM, offload
 from offload_spark.jobs.export import Exported, export
 from offload_spark.jobs.verify import verify
@@ -110,6 +111,7 @@ class TestVerify:
 
 
 class TestExport:
+    @campaign("an export of all streams, twice; make test exports one stream by the command")
     def test_an_export_has_every_record_once_with_its_offset(
         self, spark: SparkSession, tier: str, tmp_path: Path
     ) -> None:
