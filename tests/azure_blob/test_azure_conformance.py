@@ -34,7 +34,7 @@ SLOW = leaving(
 )
 
 RACES = leaving(
-    "creates between processes on Azurite; make test has them between threads, and between processes on GCS",
+    "creates between processes on Azurite; make test has threads, and processes in a folder",
     "test_create_is_atomic_between_processes",
 )
 

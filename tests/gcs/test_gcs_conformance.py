@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import CAMPAIGN, campaign, few, some
+from campaign import CAMPAIGN, campaign, few, leaving, some
 from cloud.on_server import ByFsspec, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
@@ -23,6 +23,19 @@ CASES = few(
 FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 
+LISTINGS = leaving(
+    "long listings of GCS by levels and to their end; make test has two others, and a folder all",
+    "test_a_level_goes_on_page_after_page",
+    "test_listing_keeps_its_end",
+)
+RACES = leaving(
+    "creates between processes on GCS as a clause; make test has threads, and processes in a folder",
+    "test_create_is_atomic_between_processes",
+)
+
+
+@RACES
+@LISTINGS
 @CASES
 @SERVERS
 class TestGcsStore(OnServer, StoreConformance):
