@@ -70,7 +70,7 @@ PartNumber = Annotated[
         "--part",
         metavar="N",
         min=1,
-        help="Begin in this part of STREAM: --from is a position in it. Reading goes on in the later parts. "
+        help="Begin in this part of STREAM: --from is a position in it. Later parts follow. "
         "Default: --from is a position in all parts together.",
     ),
 ]
@@ -158,7 +158,7 @@ def read(
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
 
-    If STREAM goes on in further parts, they are printed too. The name of a later part prints that part alone.
+    If STREAM has further parts, they are printed too. The name of a later part prints that part alone.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     beside = Beside.of(source, priority, hold_back, broker)

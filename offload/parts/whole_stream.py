@@ -5,7 +5,7 @@
     await stream.views()        # the newest state of each part that has a commit and was not deleted
     await stream.gaps()         # the offsets between two parts that no part has
 
-A reader, a command or a job begins here, and goes on with names, numbers and views. `copy.next_part` begins,
+A reader, a command or a job begins here, and then has names, numbers and views. `copy.next_part` begins,
 closes and ends parts: that needs claims, and this module sends no request that changes anything.
 
 An object is one look at a stream. It lists the parts once, when they are first asked for, and remembers them:
