@@ -170,8 +170,8 @@ def read(
             state.opened_to_read(tier, option) as catalogue,
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
-            runs = _runs_from(reader, await place_in(reader, position, part), output, follow=follow)
-            await _print(runs, await _until(reader, end), limit, output, reader)
+            place, until = await place_in(reader, position, part, output.decoder), await _until(reader, end)
+            await _print(_runs_from(reader, place, output, follow=follow), until, limit, output, reader)
 
     _ended(main, output)
 
@@ -273,6 +273,7 @@ class _Output:
     """Writes messages to stdout in large pieces, and remembers the last one."""
 
     def __init__(self, how: Format, decoder: Decoder | None, chosen: ChunkFilter | None) -> None:
+        self.decoder: Final = decoder
         self._render = renderer(how, decoder)
         self._lines = message_lines(how, decoder)
         self._runs: list[PartRun] = []
