@@ -16,8 +16,8 @@ more data after the next one has its first root (`copy.next_part`), so the view 
 here holds all of its data. A part that is being rebuilt is an error and never left out: readers would miss
 records, and not know it.
 
-`tests/tier/test_joined_reads.py` compares what is read through parts with a model, while parts begin and end.
-`tests/follow/test_losses.py` has the gaps.
+`tests/tier/test_whole_stream.py` has a test of each. `tests/tier/test_joined_reads.py` compares what is read
+through parts with a model, while parts begin and end.
 """
 
 from __future__ import annotations
