@@ -70,6 +70,11 @@ class Listed(EntryLedger):
         offset: int | None = self.fact("first_offset", None)
         return offset
 
+    @property
+    def leader_epoch(self) -> int | None:
+        epoch: int | None = self.fact("leader_epoch", None)
+        return epoch
+
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         if self.ledger.is_gone:
             raise TryAgain(f"ledger {self.ledger_id} is gone")

@@ -128,6 +128,17 @@ class EntryLedger(ABC):
         """
         return None
 
+    @property
+    def leader_epoch(self) -> int | None:
+        """The broker's own epoch in which the ledger was written. None, the default, if it has none.
+
+        A later ledger of a stream has the same or a higher one, and a writer with a lower one is refused.
+        Only a store that keeps `first_offset` may state it: chunks have one number for both, and carry the
+        offset of entry 0 otherwise. State it from the first copy on: a tier that was filled without it has
+        recorded offsets in its place, and refuses a lower epoch with `Fenced`.
+        """
+        return None
+
     @abstractmethod
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         """Return the entries from `first` to `last`, both included, in one run.

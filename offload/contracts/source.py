@@ -53,7 +53,10 @@ class Snapshot:
     first_offset: int
     next_offset: int
     epoch: int = 0
-    """The broker's own leader epoch of the newest chunk. 0 if the broker has none."""
+    """The broker's own leader epoch of the newest chunk. 0 if the broker has none.
+
+    A source of entries whose store states none has the offset of entry 0 of the newest ledger here.
+    """
 
     damage: Corrupt | None = None
     """The damage that cuts the snapshot short. None if the snapshot ends with the source."""

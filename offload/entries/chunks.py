@@ -280,7 +280,7 @@ class EntryHandle(MeasuredHandle):
                 records=records,
                 offset=offset,
                 timestamp_ms=timestamp_ms,
-                epoch=self.numbered.begin,
+                epoch=self.numbered.chunk_epoch,
             )
             chunks.append(chunk)
             at += size_bytes

@@ -158,7 +158,7 @@ class EntryLedgerStream(SourceStream):
             ],
             first_offset=numbered[0].begin if numbered else end,
             next_offset=end,
-            epoch=numbered[-1].begin if numbered else 0,
+            epoch=numbered[-1].chunk_epoch if numbered else 0,
             damage=damage,
             committed_offset=end,
             holds=_Comparison(numbered).reason,
@@ -190,7 +190,8 @@ class _Comparison:
         ledger = next((each for each in self.ledgers if each.begin <= header.offset < each.next_offset), None)
         if ledger is None:
             return f"no ledger has offset {header.offset}"
-        if ledger.begin != header.epoch:
+        # A store may have begun to state epochs behind this chunk.
+        if header.epoch not in (ledger.begin, ledger.chunk_epoch):
             return f"ledger {ledger.ledger_id} begins at offset {ledger.begin}, not {header.epoch}"
         if ledger.next_offset < header.next_offset:
             return f"ledger {ledger.ledger_id} ends at offset {ledger.next_offset}, within the chunk"

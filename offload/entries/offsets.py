@@ -9,7 +9,8 @@ one that is not on the tier begins where the tier ends.
     offsets                 [100, 250)      [250, 330)        [330, 340)
 
 Each chunk carries the offset of entry 0 of its ledger as its leader epoch. So it shows which entry its first
-record is, also if the beginning of the ledger was trimmed.
+record is, also if the beginning of the ledger was trimmed. A store that states the broker's own epoch keeps
+this offset itself, and its chunks carry the epoch.
 
 Invariant: a ledger gets offsets only if all that is known agrees on them. A ledger that is older than the
 entries in the root gets none, and is left out: the tier has it. If the root shows that the tier never had it,
@@ -45,17 +46,19 @@ class ListedLedger:
     length: int
     is_sealed: bool
     first_offset: int | None
+    leader_epoch: int | None = None
 
     @classmethod
     def of(cls, ledger: EntryLedger, stream: str) -> ListedLedger:
         """Return the facts of a ledger. Raises `Misuse` for one of the wrong type. Values are not checked."""
-        numbers = {
-            name: getattr(ledger, name) for name in ("ledger_id", "last_entry", "length", "first_offset")
-        }
+        optional = "first_offset", "leader_epoch"
+        numbers = {name: getattr(ledger, name) for name in ("ledger_id", "last_entry", "length", *optional)}
         for name, value in numbers.items():
             is_number = isinstance(value, Integral) and not isinstance(value, bool)
-            if not is_number and not (name == "first_offset" and value is None):
+            if not is_number and not (name in optional and value is None):
                 raise Misuse(f"stream {stream!r}: the {name} of a ledger is {value!r}, which is no integer")
+        if ledger.leader_epoch is not None and ledger.first_offset is None:
+            raise Misuse(f"stream {stream!r}: a ledger with a leader_epoch has a first_offset, too")
         return cls(
             stream=stream,
             ledger=ledger,
@@ -64,6 +67,7 @@ class ListedLedger:
             length=ledger.length,
             is_sealed=ledger.is_sealed,
             first_offset=ledger.first_offset,
+            leader_epoch=ledger.leader_epoch,
         )
 
     @property
@@ -107,6 +111,11 @@ class NumberedLedger:
     def length(self) -> int:
         """The stated size of all entries."""
         return self.listed.length
+
+    @property
+    def chunk_epoch(self) -> int:
+        """The epoch in the headers of its chunks: the broker's own, or the offset of entry 0 without one."""
+        return self.begin if self.listed.leader_epoch is None else self.listed.leader_epoch
 
     @property
     def next_offset(self) -> int:
@@ -164,6 +173,7 @@ def _wrong(
         (each.length >= 0, "length", "0 or more", each.length),
         (each.count > 0 or each.length == 0, "length without entries", 0, each.length),
         (begin is None or 0 <= begin < 2**64, "first offset", "0 or more, below 2^64", begin),
+        (0 <= (each.leader_epoch or 0) < 2**64, "leader epoch", "0 or more, below 2^64", each.leader_epoch),
     ]
     if before is not None:
         rules += [
@@ -308,8 +318,9 @@ class Numbering:
 async def first_offset_of_ledger(view: StreamView, ledger_id: int) -> int:
     """Return the offset that entry 0 of a ledger has on a tier, or had before it was trimmed.
 
-    Entry `n` is the record at this offset plus `n`. An `EntryLedgerStream` filled the tier. Costs a search in
-    the manifest and two small reads. Raises `NotOffloaded` if the tier has nothing of the ledger.
+    Entry `n` is the record at this offset plus `n`. An `EntryLedgerStream` filled the tier, from ledgers
+    without a `leader_epoch`: a store that states one knows the offset. Costs a search in the manifest and two
+    small reads. Raises `NotOffloaded` if the tier has nothing of the ledger.
     """
     low, high = view.committed.first_offset, view.committed.next_offset
     while low < high:
