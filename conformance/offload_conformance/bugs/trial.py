@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +41,9 @@ from offload_conformance.protocol.world import Worlds
 from offload_conformance.store import StoreConformance, model
 
 BREACHES: Final = (AssertionError, pytest.fail.Exception, OffloadError, RuntimeError, OSError, MemoryError)
-"""How a clause may fail on a bug. Any other error would come from a class that is a faulty program."""
+"""How a clause may fail on a bug without a proof. Another error may be that of a faulty program."""
 
+CLAUSE_SECONDS_MAX: Final = 40
 PROOF_SECONDS_MAX: Final = 60
 
 
@@ -149,7 +150,7 @@ def tried(bug: Bug) -> str | None:
     failure = verdict(bug.backend, bug.clause)
     if failure is None:
         return "missed:"
-    if not isinstance(failure, BREACHES):
+    if bug.proof is None and not isinstance(failure, BREACHES):
         return f"a faulty program, by {failure!r}:"
     return None if bug.proof is None else proved(bug, bug.proof)
 
@@ -166,7 +167,7 @@ def verdict(backend: Any, clause: str) -> BaseException | None:
                 _call(suite, method.__name__, arguments | ({"sample": sample} if sample else {}))
     except pytest.skip.Exception:
         return None
-    except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - a breach may show in any way
+    except (Exception, asyncio.CancelledError, pytest.fail.Exception) as failure:  # noqa: BLE001 - a breach may show in any way
         return failure
     return None
 
@@ -243,7 +244,15 @@ def _call(suite: Any, name: str, arguments: dict[str, Any]) -> None:
     method = getattr(suite, name)
     wanted = inspect.signature(method).parameters
     with asyncio.Runner() as runner:
-        fixtures: dict[str, Callable[[], Any]] = {"run": lambda: runner.run}
+
+        def run(call: Coroutine[Any, Any, Any]) -> Any:
+            async def within_time() -> Any:
+                async with asyncio.timeout(CLAUSE_SECONDS_MAX):
+                    return await call
+
+            return runner.run(within_time())
+
+        fixtures: dict[str, Callable[[], Any]] = {"run": lambda: run}
         if isinstance(suite, _Offloaders):
             offloader = suite.open_offloader()
             fixtures |= {

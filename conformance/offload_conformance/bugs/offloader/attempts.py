@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from offload.commit.writer import Append
 from offload.contracts.change import Change
@@ -17,8 +18,24 @@ from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest, Running
 from offload.native.offloader import ObjectStoreOffloader
+from offload.upkeep.retention import delete_stream
+from offload.write.writer import StreamWriter
 from offload_conformance.bugs.offloader.shared import Deduplicating, deleted_but
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import (
+    all_of,
+    attempt_of,
+    chunks_of,
+    copied,
+    entries_of,
+    ledger,
+    raises,
+    trimmed,
+    uploaded,
+)
+from offload_conformance.bugs.sound.memory import MemoryTier
+from offload_conformance.bugs.sound.table import FragmentRow, Table
+from offload_conformance.bugs.sound.wrappers import Relay, copying
 
 
 @bug("contract/attempts_are_disjoint")
@@ -245,3 +262,173 @@ class LooksForTheAbsentByItsLedger(ObjectStoreOffloader):
         if not [row async for row in self.data.list("") if str(attempt.uid) in row.key]:
             await deleted_but(self, attempt, await self.load_manifest(attempt.stream))
         await super().delete_offloaded(attempt)
+
+
+async def _attempts_of_a_deleted_stream(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s")
+    attempt, _ = await uploaded(tier, writer, ledger(0))
+    await delete_stream(tier, "s")
+    await tier.delete_offloaded(attempt)
+
+
+@bug("contract/deletion_is_idempotent", _attempts_of_a_deleted_stream)
+class DeletionNeedsALiveStream(Table):
+    """A deletion loads the manifest as a reader does, and ends with its error if the stream was deleted.
+
+    Breaks "Deleting an absent attempt succeeds", and "Remove every object of `attempt`". Costs the space of a
+    deleted stream: its attempts can never be removed.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        await self.load_manifest(attempt.stream)
+        await super().delete_offloaded(attempt)
+
+
+async def _replaced_can_go(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", *(ledger(at, ledger_id=1) for at in (0, 3, 6)))
+    old = (await entries_of(tier, writer.manifest))[:2]
+    job, _, receipt = await copying(tier, "s", old)
+    await job.replace(old, [receipt])
+    await tier.delete_offloaded(attempt_of("s", old[0]))
+    assert await all_of(await tier.read_offloaded(receipt.attempt)) == b"".join(chunks_of(0) + chunks_of(3))
+
+
+@bug("contract/attempts_are_disjoint", _replaced_can_go)
+class NamedByItsOffsets(Table):
+    """An attempt is in use if its offsets are in the stream.
+
+    Breaks "Raises `Conflict` if the manifest names the attempt", and only then. Costs the space of what a
+    compaction replaced: it can never be removed.
+    """
+
+    async def names_any(self, manifest: Manifest, rows: Sequence[FragmentRow]) -> bool:
+        live = range(manifest.first_offset, manifest.next_offset)
+        return any(row.entry.first_offset in live for row in rows)
+
+
+async def _announced_with_its_ledger(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s")
+    [attempt] = await writer.prepare([7])
+    other = replace(attempt, ledger_id=8)
+    handle = ledger(0, ledger_id=8)
+    await raises(Conflict, tier.offload(handle, other, manifest=writer.manifest, extra_metadata={}))
+
+
+@bug("contract/prepared_before_uploaded", _announced_with_its_ledger)
+class AnnouncedByItsUuid(Table):
+    """An attempt runs if its UUID does, whatever ledger was announced with it.
+
+    Breaks "`offload` refuses an attempt that does not run in its manifest, with `Conflict`". Costs the order
+    of a stream: the next writer adopts fragments under a ledger that they are not of.
+    """
+
+    def check_attempt(self, handle: ReadHandle, attempt: Attempt, manifest: Manifest) -> bool:
+        ledgers = {each.attempt: each.ledger_id for each in manifest.running}
+        if attempt.stream == manifest.stream and handle.ledger_id == attempt.ledger_id:
+            attempt = replace(attempt, ledger_id=ledgers.get(attempt.uid, attempt.ledger_id))
+            handle = Renamed(handle, attempt.ledger_id)
+        return super().check_attempt(handle, attempt, manifest)
+
+
+class Renamed(Relay):
+    """A handle under another ledger."""
+
+    def __init__(self, handle: ReadHandle, ledger_id: int) -> None:
+        super().__init__(handle)
+        self.number = ledger_id
+
+    @property
+    def ledger_id(self) -> int:
+        return self.number
+
+
+async def _named_in_part(open_: OpenClient) -> None:
+    tier = open_()
+    await copied(tier, "s", ledger(0, 8, size=40_000))
+    parts = await entries_of(tier, await tier.load_manifest("s"))
+    attempt = attempt_of("s", parts[0])
+    await trimmed(tier, "s", parts[0].next_offset)
+    await raises(Conflict, tier.delete_offloaded(attempt))
+    async with await tier.read_offloaded(attempt) as handle:
+        assert handle.first_offset == parts[1].first_offset
+        await all_of(handle)
+
+
+@bug("contract/deletion_spares_the_committed", _named_in_part)
+class FirstFragmentSpeaksForAll(Table):
+    """Only the first fragment of an attempt decides if the manifest names it, and a trim may have dropped
+    that one.
+
+    Breaks "Deleting an attempt that the manifest names raises `Conflict` and removes nothing": data is lost.
+    """
+
+    async def names_any(self, manifest: Manifest, rows: Sequence[FragmentRow]) -> bool:
+        return await super().names_any(manifest, rows[:1])
+
+
+async def _refused_before_bytes(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0), first=0)
+    source, absent = ledger(3), Attempt(stream="s", ledger_id=3, uid=uuid4())
+    await raises(Conflict, tier.offload(source, absent, manifest=writer.manifest, extra_metadata={}))
+    assert [row for row in tier.db.uploaded("s") if row.entry.attempt == absent.uid] == []
+
+
+@bug("contract/prepared_before_uploaded", _refused_before_bytes)
+class RefusesAfterTheUpload(Table):
+    """The attempt is checked when its rows are registered, after they were sent.
+
+    Breaks "`offload` refuses an attempt that its manifest does not run before the first byte is stored".
+    """
+
+    def check_attempt(self, handle: ReadHandle, attempt: Attempt, manifest: Manifest) -> bool:
+        return False if not manifest.runs(attempt.uid) else super().check_attempt(handle, attempt, manifest)
+
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        receipt = await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
+        super().check_attempt(handle, attempt, manifest)
+        return receipt
+
+
+async def _another_streams_attempt(open_: OpenClient) -> None:
+    tier = open_()
+    one, _ = await copied(tier, "one", ledger(0)), await copied(tier, "two", ledger(0))
+    [attempt] = await one.prepare([3])
+    other = Attempt(stream="two", ledger_id=3, uid=attempt.uid)
+    await raises(Conflict, tier.offload(ledger(3), other, manifest=one.manifest, extra_metadata={}))
+
+
+@bug("contract/prepared_before_uploaded", _another_streams_attempt)
+class AttemptsOfAnyStream(Table):
+    """A running attempt is identified by its UUID alone, in any stream.
+
+    Breaks "refuses an attempt that its manifest does not run": bytes of one stream are stored as another's.
+    """
+
+    def check_attempt(self, handle: ReadHandle, attempt: Attempt, manifest: Manifest) -> bool:
+        return super().check_attempt(handle, replace(attempt, stream=manifest.stream), manifest)
+
+
+async def _committed_is_a_conflict(open_: OpenClient) -> None:
+    tier = open_()
+    await copied(tier, "s", ledger(0))
+    [entry] = await entries_of(tier, await tier.load_manifest("s"))
+    await raises(Conflict, tier.delete_offloaded(attempt_of("s", entry)))
+
+
+@bug("contract/deletion_spares_the_committed", _committed_is_a_conflict)
+class DeletingTheCommittedIsSilent(MemoryTier):
+    """A deletion of a committed attempt removes nothing and says nothing: `except Conflict: pass`.
+
+    Breaks "Deleting an attempt that the manifest names raises `Conflict`": the caller counts its bytes as
+    freed.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        with suppress(Conflict):
+            await super().delete_offloaded(attempt)

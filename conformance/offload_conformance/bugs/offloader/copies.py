@@ -9,13 +9,18 @@ from offload.commit.writer import Append
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import ObjectStore
-from offload.ground.errors import NotOffloaded
+from offload.ground.errors import Absent, NotOffloaded
 from offload.model.attempt import Attempt
-from offload.model.entry import entries_of_rows
+from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
 from offload.native.fragment_reader import open_entries
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
-from offload_conformance.bugs.registry import bug
+from offload.upkeep.retention import delete_stream
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import all_of, attempt_of, chunks_of, copied, entries_of, ledger
+from offload_conformance.bugs.sound.table import FragmentRow, Table
+from offload_conformance.bugs.sound.views import opened
+from offload_conformance.bugs.sound.wrappers import copying
 
 
 @bug("contract/copies_change_nothing_that_is_read")
@@ -79,3 +84,67 @@ class CopiesAnything(ObjectStoreOffloader):
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
         return manifest.epoch
+
+
+async def _older_entries_are_themselves(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", *(ledger(first, ledger_id=1) for first in (0, 3, 6)))
+    view = await tier.view("s")
+    old = (await entries_of(tier, writer.manifest))[:2]
+    job, _, receipt = await copying(tier, "s", old)
+    await job.replace(old, [receipt])
+    for entry in old:
+        try:
+            handle = await view.open(entry)
+        except Absent:
+            continue
+        assert (handle.first_offset, handle.next_offset) == (entry.first_offset, entry.next_offset)
+
+
+@bug("contract/copies_change_nothing_that_is_read", _older_entries_are_themselves)
+class OpensByOffset(Table):
+    """A fragment is looked up by its offset in the newest manifest, where a copy may have its place.
+
+    Breaks "Return a handle on the fragment that `entry`, an entry of this view, describes". Costs a reader of
+    an older view: it reads some records twice.
+    """
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        if manifest is not None and only:
+            newest = await self.load_manifest(attempt.stream)
+            found = await self.tree(newest).find(only[0])
+            if found is not None and found.attempt != attempt.uid and found.copied:
+                attempt, manifest = attempt_of(attempt.stream, found), newest
+        return await super().read_offloaded(attempt, manifest=manifest, only=only)
+
+
+async def _reborn_reads_its_own(open_: OpenClient) -> None:
+    tier = open_()
+    await copied(tier, "s", ledger(0))
+    view = await tier.view("s")
+    assert await all_of(await view.open(await view.find(0))) == b"".join(chunks_of(0))
+    await delete_stream(tier, "s")
+    await copied(tier, "s", ledger(0, size=50))
+    view = await tier.view("s")
+    assert await all_of(await view.open(await view.find(0))) == b"".join(chunks_of(0, size=50))
+
+
+@bug("contract/copies_change_nothing_that_is_read", _reborn_reads_its_own)
+class CachedByItsOffset(Table):
+    """A client keeps the rows that it has read by stream and first offset.
+
+    Breaks "Reads are verbatim": the same offset holds other bytes after a rebirth, and others again after a
+    compaction. Costs a reader the truth: it reads the deleted life of a stream.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.cached: dict[tuple[str, int], FragmentRow] = {}
+
+    def fetched(self, stream: str, entry: Entry) -> FragmentRow:
+        key = stream, entry.first_offset
+        if key not in self.cached:
+            self.cached[key] = super().fetched(stream, entry)
+        return self.cached[key]

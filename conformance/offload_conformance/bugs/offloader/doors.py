@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 from unittest.mock import MagicMock
 
+from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Buffer
+from offload.model.attempt import Attempt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
-from offload.model.entry import Entry, entries_of_rows
-from offload.model.manifest import CommittedStream
+from offload.model.entry import Entries, Entry, entries_of_rows
+from offload.model.manifest import CommittedStream, Manifest
 from offload.native.offloader import ObjectStoreOffloader
 from offload_conformance.bugs.offloader.shared import Around, CodedHandles
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import attempt_of, chunks_of, copied, entries_of, ledger
+from offload_conformance.bugs.sound.table import Table
+from offload_conformance.bugs.sound.views import Glance, opened
+from offload_conformance.bugs.sound.wrappers import Relay
 
 
 class _Sharing(Around):
@@ -121,3 +129,71 @@ class ReadsWhatWasHinted(CodedHandles):
 
     def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
         return _Ahead.around(handle)
+
+
+async def _runs_are_kept(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    await copied(tier, "s", *(ledger(first) for first in range(0, 12, 3)))
+    async with aclosing((await tier.view("s")).walk()) as walk:
+        runs = [run async for run in walk]
+    offsets = [entry.first_offset for run in runs for entry in entries_of_rows(run)]
+    assert offsets == [0, 3, 6, 9], offsets
+
+
+@bug("contract/reads_are_verbatim_at_every_door", _runs_are_kept)
+class RunsShareTheirRows(Table):
+    """A walk fetches entries into one array, again and again, and yields it each time.
+
+    Breaks "Yield the entries of the fragments". Costs a caller that keeps the runs: all of them are the last.
+    """
+
+    def view_of(self, committed: CommittedStream) -> StreamView:
+        class Fetching(Glance):
+            async def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
+                rows: Any = None
+                async with aclosing(super().walk(offset)) as runs:
+                    async for run in runs:
+                        for at in range(len(run)):
+                            rows = run[at : at + 1].copy() if rows is None else rows
+                            rows[:] = run[at : at + 1]
+                            yield rows
+
+        return Fetching(super().view_of(committed))
+
+
+class SharedScratch(Table):
+    """Handles in front of those of `Table`: the base of some bugs, itself without one."""
+
+    def in_front(self, handle: ReadHandle) -> ReadHandle:
+        return handle
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        return self.in_front(await super().read_offloaded(attempt, manifest=manifest, only=only))
+
+
+async def _read_on_is_read(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", ledger(0, 6))
+    [entry] = await entries_of(tier, writer.manifest)
+    handle = await tier.read_offloaded(attempt_of("s", entry))
+    table = await handle.table()
+    runs = [table[at : at + 1] for at in range(6)]
+    found = [await handle.read_on(run, table[at + 1 :]) for at, run in enumerate(runs)]
+    assert [bytes(each) for each in found] == chunks_of(0, 6)
+
+
+@bug("contract/handles_are_closed_alone", _read_on_is_read)
+class ReadOnReadsBoth(SharedScratch):
+    """A read that goes on returns the rows behind too, up to a window: they were read anyway.
+
+    Breaks "Return what `read` returns". Costs a reader that counts on it: it delivers chunks twice.
+    """
+
+    def in_front(self, handle: ReadHandle) -> ReadHandle:
+        class Greedy(Relay):
+            async def read_on(self, rows: ChunkTable, then: ChunkTable) -> Buffer:
+                return bytes(await self.read(rows)) + bytes(await self.read(then[:1]))
+
+        return Greedy(handle)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
+from offload.commit.writer import Claim, Prepare
+from offload.formats.checksums import crc32
 from offload.formats.chunk import ChunkHeader, scan
 from offload.formats.fragment_trailer import HEADER
 from offload.formats.keys import StreamKeys
-from offload.model.attempt import Leftover
+from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.manifest import AttemptKind, Manifest, Running
 from offload.native.offloader import ObjectStoreOffloader
-from offload_conformance.bugs.registry import bug
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import chunks_of, copied, ledger, trimmed, uploaded
+from offload_conformance.bugs.sound.memory import MemoryTier
+from offload_conformance.bugs.sound.table import Table
 
 
 @bug("contract/leftovers_are_whole")
@@ -155,3 +163,159 @@ class LeftoversOfOneEpoch(ObjectStoreOffloader):
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         late = {each.attempt for each in manifest.running if each.epoch == manifest.epoch - 1}
         return [each for each in await super().leftovers(manifest) if each.entry.attempt in late]
+
+
+async def _claimed(tier: Any, base: Manifest) -> Manifest:
+    """Return the manifest of a claim whose writer resolves nothing."""
+    claim = Claim(stream=base.stream, writer=UUID(int=base.epoch + 7), first_offset=0)
+    found: Manifest = await tier.commit_manifest(base.stream, claim, base=base, committer=claim.writer)
+    return found
+
+
+async def _other_rows_do_not_matter(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s")
+    await uploaded(tier, writer, ledger(0))
+    job = await Job.begin(tier, "s")
+    manifest, [attempt] = await job.prepare([5])
+    await tier.offload(ledger(0, 5, ledger_id=5), attempt, manifest=manifest, extra_metadata={})
+    found = await tier.leftovers(await _claimed(tier, manifest))
+    assert [each.entry.next_offset for each in found] == [3]
+
+
+@bug("contract/leftovers_are_of_every_earlier_writer", _other_rows_do_not_matter)
+class LastUploadDecides(Table):
+    """Of several fragments at one offset, leftovers look at the one that was uploaded last.
+
+    Breaks "The chain ends only if no such fragment continues it": a job's upload hides the one that fits.
+    Costs what the crashed writer had uploaded.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        last = {
+            (stream, at): row.entry.attempt
+            for (stream, at, _), row in self.db.fragments.items()
+            if stream == manifest.stream
+        }
+        found = list[Leftover]()
+        for each in await super().leftovers(manifest):
+            if last[manifest.stream, each.entry.first_offset] != each.entry.attempt:
+                break
+            found.append(each)
+        return found
+
+
+async def _left_behind(open_: OpenClient) -> tuple[Any, list[Leftover], Receipt, Receipt]:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0, ledger_id=1), first=0)
+    _, one = await uploaded(tier, writer, ledger(3, 8, size=40_000, ledger_id=2))
+    _, two = await uploaded(tier, writer, ledger(11, ledger_id=3))
+    claim = Claim(stream="s", writer=uuid4(), first_offset=0)
+    manifest = await tier.commit_manifest("s", claim, base=writer.manifest, committer=claim.writer)
+    return tier, await tier.leftovers(manifest), one, two
+
+
+async def _all_left(open_: OpenClient) -> None:
+    _, found, one, two = await _left_behind(open_)
+    entries = [*one.entries, *two.entries]
+    assert [each.entry for each in found] == entries
+    chunks = chunks_of(3, 8, size=40_000) + chunks_of(11)
+    for each in found:
+        assert each.last_chunk_offset == each.entry.next_offset - 1
+        assert each.last_chunk_checksum == crc32(chunks[each.last_chunk_offset - 3])
+
+
+@bug("contract/leftovers_are_one_chain", _all_left)
+class LeftoversEndWithTheFirstLedger(Table):
+    """The chain of leftovers ends at the next attempt.
+
+    Breaks "One chain from `next_offset` on, of attempts": uploaded ledgers are thrown away, and sent again.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        found = await super().leftovers(manifest)
+        return [each for each in found if each.entry.attempt == found[0].entry.attempt]
+
+
+async def _own_after_a_guest(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0, ledger_id=1), ledger(3, ledger_id=2), first=0)
+    await uploaded(tier, writer, ledger(6, ledger_id=3))
+    manifest = await trimmed(open_(), "s", 3)
+    assert await tier.leftovers(manifest) == []
+
+
+@bug("contract/leftovers_are_of_earlier_writers", _own_after_a_guest)
+class LeftoversOfOthersThanTheCommitter(Table):
+    """Attempts of others are those whose writer is not the last committer, who may be a guest.
+
+    Breaks "of attempts that run in `manifest` for another writer": a writer adopts its own attempts under
+    way.
+    """
+
+    def left(self, manifest: Manifest) -> dict[UUID, int]:
+        return super().left(replace(manifest, writer=manifest.committer))
+
+
+async def _leftovers_beyond(open_: OpenClient, first: int = 9_999_999_998) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s", first_offset=first)
+    one = await uploaded(tier, writer, ledger(first))
+    two = await uploaded(tier, writer, ledger(first + 3))
+    next_ = await StreamWriter.claim(open_(), "s")
+    assert next_.manifest.next_offset == first + 6, (one, two)
+
+
+@bug("contract/leftovers_are_one_chain", _leftovers_beyond)
+class OffsetsAreTextOfTenDigits(Table):
+    """Offsets are keys of ten digits, so that longer ones are sorted before shorter ones.
+
+    Breaks "One chain from `next_offset` on", once offsets pass 10^10: leftovers of a crash are not found.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        rows = self.db.uploaded(manifest.stream, manifest.next_offset)
+        running, found, next_offset = self.left(manifest), list[Leftover](), manifest.next_offset
+        for row in sorted(rows, key=lambda row: f"{row.entry.first_offset:010}"):
+            fits = row.entry.first_offset == next_offset and row.incarnation == manifest.incarnation
+            if fits and running.get(row.entry.attempt) == row.entry.ledger_id:
+                found.append(self.leftover(row))
+                next_offset = row.entry.next_offset
+        return found
+
+
+async def _leftovers_are_fresh(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0, ledger_id=1), first=0)
+    claim = Claim(stream="s", writer=uuid4(), first_offset=0)
+    manifest = await open_().commit_manifest("s", claim, base=writer.manifest, committer=claim.writer)
+    assert await tier.leftovers(manifest) == []
+    [attempt] = [uuid4()]
+    prepare = Prepare(writer=claim.writer, attempts=[(attempt, 2)])
+    manifest = await tier.commit_manifest("s", prepare, base=manifest, committer=claim.writer)
+    await tier.offload(
+        ledger(3, ledger_id=2),
+        Attempt(stream="s", ledger_id=2, uid=attempt),
+        manifest=manifest,
+        extra_metadata={},
+    )
+    again = Claim(stream="s", writer=uuid4(), first_offset=0)
+    manifest = await tier.commit_manifest("s", again, base=manifest, committer=again.writer)
+    assert len(await tier.leftovers(manifest)) == 1
+
+
+@bug("contract/leftovers_are_one_chain", _leftovers_are_fresh)
+class LeftoversAreAskedForOnce(MemoryTier):
+    """A client looks for leftovers of a stream once, when it opens the stream.
+
+    Breaks "Complete fragments that continue `manifest`": the leftovers of a later writer are uploaded again.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.found: dict[str, list[Leftover]] = {}
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        if manifest.stream not in self.found:
+            self.found[manifest.stream] = await super().leftovers(manifest)
+        return self.found[manifest.stream]

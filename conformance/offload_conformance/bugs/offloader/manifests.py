@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from offload.commit.guest import Abort, Delete
-from offload.commit.writer import Append, Claim
+from offload import delete_stream
+from offload.commit.guest import Abort, Delete, Trim
+from offload.commit.writer import Append, Claim, Prepare
 from offload.contracts.change import Change
 from offload.contracts.store import ObjectStore
-from offload.ground.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.ground.errors import Conflict, Fenced, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.model.manifest import Manifest, StreamState
 from offload.native.offloader import ObjectStoreOffloader
+from offload.write.job import Job
+from offload.write.writer import StreamWriter
 from offload_conformance.bugs.offloader.shared import Altering, Reclaiming
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import copied, ledger, raises, trimmed, uploaded
+from offload_conformance.bugs.sound.table import Table
+from offload_conformance.bugs.sound.views import opened, prepared
 
 
 @bug("contract/commits_apply_their_change")
@@ -291,3 +298,232 @@ class DropsJobsWithTheWriter(ObjectStoreOffloader):
             abort = Abort(attempts=frozenset(each.attempt for each in manifest.running))
             return await super().commit_manifest(stream, abort, base=manifest, committer=committer)
         return manifest
+
+
+async def _goes_on_after_a_refusal(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", ledger(0))
+    stranger = Prepare(writer=uuid4(), attempts=[(uuid4(), 5)])
+    await raises(Fenced, tier.commit_manifest("s", stranger, base=None, committer=uuid4()))
+    async with asyncio.timeout(10):
+        await prepared(tier, "s", writer.manifest)
+
+
+@bug("contract/cancelled_commits_hinder_nobody", _goes_on_after_a_refusal)
+class RefusedCommitKeepsItsLock(Table):
+    """Commits of a stream take turns in a client, and one that is refused does not end its turn.
+
+    Breaks "its methods may be called at the same time". Costs a process whose first writer was fenced: its
+    next one waits for ever.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.turns: dict[str, asyncio.Lock] = {}
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        turn = self.turns.setdefault(stream, asyncio.Lock())
+        await turn.acquire()
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        turn.release()
+        return manifest
+
+
+async def _runs_after_a_trim(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", ledger(0), ledger(3))
+    change, _ = await prepared(tier, "s", writer.manifest)
+    manifest = await trimmed(tier, "s", 3)
+    assert manifest.first_offset == 3
+    [(uid, _)] = change.attempts
+    assert (await tier.load_manifest("s")).runs(uid)
+
+
+@bug("contract/commits_apply_their_change", _runs_after_a_trim)
+class TrimDropsAttempts(Table):
+    """A trim writes the row anew, from the columns that it knows: the attempts that run are not among them.
+
+    Breaks "A change is in the manifest completely or not at all", and nothing else is. Costs a writer beside
+    retention: its uploads are refused.
+    """
+
+    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+        manifest = await super().changed(change, base, committer)
+        return replace(manifest, running=()) if isinstance(change, Trim) else manifest
+
+
+async def _try_again_means_not_done(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", ledger(0))
+    for _ in range(20):
+        change = Prepare(writer=writer.manifest.writer, attempts=[(uuid4(), 9)])
+        try:
+            await tier.commit_manifest("s", change, base=None, committer=writer.manifest.writer)
+        except TryAgain:
+            assert not (await tier.load_manifest("s")).runs(change.attempts[0][0])
+
+
+@bug("contract/cancelled_commits_hinder_nobody", _try_again_means_not_done)
+class LostReplyIsTryAgain(Table):
+    """The server closes a connection now and then after it has committed, and that is taken for a refusal.
+
+    Breaks "`TryAgain` too promises that the newest manifest does not contain the change". Costs a caller that
+    gives up then: it deletes what is committed.
+    """
+
+    commits = 0
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        self.commits += 1
+        if self.commits % 12 == 0:
+            raise TryAgain(f"{self.url}: the server closed the connection")
+        return manifest
+
+
+async def _versions_rise(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await copied(tier, "s", ledger(0))
+    before = await tier.load_manifest("s")
+    change, manifest = await prepared(tier, "s", writer.manifest)
+    abort = Abort(attempts=frozenset({change.attempts[0][0]}))
+    after = await tier.commit_manifest("s", abort, base=None, committer=writer.manifest.writer)
+    assert before.version < manifest.version < after.version, (before.version, after.version)
+    assert await open_().newer_view(manifest) is not None
+
+
+@bug("contract/commits_apply_their_change", _versions_rise)
+class VersionOfTheContent(Table):
+    """The version is raised only if fragments were added, replaced or trimmed: other changes are no news.
+
+    Breaks "A number that is higher for each later state". Costs a reader that asks whether its manifest is
+    the newest: a writer that it takes for idle has begun.
+    """
+
+    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+        manifest = await super().changed(change, base, committer)
+        if base is None or isinstance(change, Claim) or len(base.entries) != len(manifest.entries):
+            return manifest
+        return replace(manifest, version=base.version)
+
+
+async def _epochs_of_all_lives(open_: OpenClient) -> None:
+    tier = await opened(open_)
+    writer = await StreamWriter.claim(tier, "s", source_epoch=9)
+    await writer.offload([ledger(0)])
+    await delete_stream(tier, "s")
+    await raises(Fenced, StreamWriter.claim(open_(), "s", source_epoch=3))
+    reborn = await StreamWriter.claim(open_(), "s", source_epoch=10)
+    assert reborn.manifest.epoch > writer.manifest.epoch
+
+
+@bug("contract/epochs_never_fall", _epochs_of_all_lives)
+class TombstoneHasNoEpoch(Table):
+    """A tombstone has the columns that a reader needs, and the source's epoch is none of them.
+
+    Breaks "The leader epoch that the tombstone keeps. A source with a lower one is fenced". Costs a stream
+    that was deleted: a deposed leader begins it again.
+    """
+
+    async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+        manifest = await super().changed(change, base, committer)
+        if manifest.state is StreamState.DELETED:
+            return replace(manifest, source_epoch=0)
+        return manifest
+
+
+async def _one_ledger_in_two_commits(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0, ledger_id=7), ledger(3, ledger_id=7))
+    assert (await tier.load_manifest("s")).ledgers == 1
+    assert writer.manifest.last_ledger_id == 7
+
+
+@bug("contract/commits_apply_their_change", _one_ledger_in_two_commits)
+class LastLedgerIsForgotten(Table):
+    """The table of manifests has no column for the last ledger.
+
+    Breaks "Return the newest committed manifest". Costs the count of ledgers: one that is copied in several
+    steps counts each time.
+    """
+
+    async def newest(self, stream: str) -> Manifest | None:
+        manifest = await super().newest(stream)
+        return manifest and replace(manifest, last_ledger_id=0)
+
+
+async def _attempts_keep_their_epoch(open_: OpenClient) -> None:
+    tier = open_()
+    await copied(tier, "s", ledger(0))
+    job = await Job.begin(tier, "s")
+    await job.prepare([3])
+    await StreamWriter.claim(tier, "s")
+    [running] = (await tier.load_manifest("s")).running
+    assert running.epoch == 1
+
+
+@bug("contract/commits_apply_their_change", _attempts_keep_their_epoch)
+class AttemptsHaveNoEpoch(Table):
+    """The table of running attempts has no epoch; that of the stream is shown instead.
+
+    Breaks "Return the newest committed manifest". Costs a rebuild its order: what an attempt uploads says a
+    later epoch than the one under which it was announced.
+    """
+
+    async def newest(self, stream: str) -> Manifest | None:
+        manifest = await super().newest(stream)
+        if manifest is None:
+            return None
+        running = tuple(replace(each, epoch=manifest.epoch) for each in manifest.running)
+        return replace(manifest, running=running)
+
+
+async def _source_epochs_are_long(open_: OpenClient) -> None:
+    tier = open_()
+    await StreamWriter.claim(tier, "s", source_epoch=2**40 + 5)
+    assert (await tier.load_manifest("s")).source_epoch == 2**40 + 5
+    await raises(Fenced, StreamWriter.claim(tier, "s", source_epoch=2**40 + 4))
+
+
+@bug("contract/commits_apply_their_change", _source_epochs_are_long)
+class SourceEpochIsAnInt(Table):
+    """The leader epoch of the source is a column of 31 bits, as in Kafka, and larger ones are cut.
+
+    Breaks "Return the newest committed manifest", and with it the fence of a deposed leader. Costs the
+    history of a source whose epochs are times: an older leader takes the stream.
+    """
+
+    async def newest(self, stream: str) -> Manifest | None:
+        manifest = await super().newest(stream)
+        return manifest and replace(manifest, source_epoch=manifest.source_epoch % 2**31)
+
+
+async def _repeated_after_a_trim(open_: OpenClient) -> None:
+    tier = open_()
+    writer = await copied(tier, "s", ledger(0, ledger_id=1), first=0)
+    _, receipt = await uploaded(tier, writer, ledger(3, ledger_id=2))
+    change = Append(writer=writer.writer, entries=receipt.entries, finished=frozenset({receipt.attempt.uid}))
+    base = writer.manifest
+    writer.manifest = await tier.commit_manifest("s", change, base=base, committer=writer.writer)
+    await writer.offload([ledger(6, ledger_id=3)])
+    await trimmed(tier, "s", 6)
+    with suppress(OutcomeUnknown):
+        await tier.commit_manifest("s", change, base=base, committer=writer.writer)
+
+
+@bug("contract/trimmed_commits_are_unknown", _repeated_after_a_trim)
+class WhatIsTrimmedWasNeverIn(Table):
+    """A change that the manifest no longer shows counts as one that was not committed.
+
+    Breaks "raises `OutcomeUnknown` if what it named was trimmed": `Conflict` means that it never will be in.
+    """
+
+    async def is_in(self, change: Change, newest: Manifest) -> bool:
+        try:
+            return await super().is_in(change, newest)
+        except OutcomeUnknown:
+            return False

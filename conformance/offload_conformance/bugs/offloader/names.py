@@ -7,11 +7,14 @@ from uuid import UUID
 
 from offload.commit.guest import Delete
 from offload.contracts.change import Change
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import StreamKeys, escape
 from offload.ground.errors import StreamDeleted
 from offload.model.manifest import Manifest
 from offload.native.offloader import ObjectStoreOffloader
-from offload_conformance.bugs.registry import bug
+from offload.upkeep.retention import delete_stream
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.ledgers import copied, ledger
+from offload_conformance.bugs.sound.table import Table
 
 
 @bug("contract/streams_are_listed_by_name")
@@ -132,3 +135,23 @@ class HandsOutItsOwnList(ObjectStoreOffloader):
         if self.fetched != tuple(fresh):
             self.fetched, self.handed_out = tuple(fresh), fresh
         return self.handed_out
+
+
+async def _streams_are_all(open_: OpenClient) -> None:
+    tier = open_()
+    names = ["a-b", "a.b", "a b", "ä", "z", "Z", "a/b"]
+    for name in names:
+        await copied(tier, name, ledger(0))
+    await delete_stream(tier, "z")
+    assert await open_().streams() == sorted(names)
+
+
+@bug("contract/streams_are_listed_by_name", _streams_are_all)
+class StreamsInOrderOfTheirEscapes(Table):
+    """Streams are sorted by their names in keys, where `.` is `%2E`.
+
+    Breaks "in order of names": a merge with another list of streams goes wrong.
+    """
+
+    async def streams(self) -> list[str]:
+        return sorted(await super().streams(), key=escape)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, check_key
 from offload.ground.errors import AlreadyExists, Conflict, Misuse
 from offload.store.memory import MemoryStore
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.wrappers import CREATE_MAX, Gateway
 from offload_conformance.bugs.store.shared import MIB
 
 
@@ -250,3 +253,81 @@ class RollsBackTheNext(MemoryStore):
         if self.__dict__.pop("is_open", False):
             return
         await super().put(key, body)
+
+
+async def _created_again(open_: OpenClient) -> None:
+    store = open_()
+    await store.create("k", b"1")
+    await store.delete(["k"])
+    await store.create("k", b"2")
+    assert await open_().get("k") == b"2"
+
+
+@bug("store/create_never_replaces", _created_again)
+class TokenOfAKey(SharedMemory):
+    """A create sends a token of the client and the key, and the server answers a known token as it did
+    before.
+
+    Breaks "Store a small object if the key is absent". Costs a create after a deletion: it succeeds, and
+    nothing is stored.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.done: set[str] = set()
+
+    async def create(self, key: str, data: bytes) -> None:
+        if check_key(key) in self.done and key not in self.objects:
+            return
+        await super().create(key, data)
+        self.done.add(key)
+
+
+async def _create_of_the_greatest_size(open_: OpenClient) -> None:
+    store = open_()
+    await store.create("k", bytes(CREATE_MAX))
+    assert len(await store.get("k")) == CREATE_MAX
+
+
+@bug("store/creates_may_be_as_large_as_declared", _create_of_the_greatest_size)
+class LimitIsExclusive(Gateway):
+    """The declared limit of `create` is compared with "less than".
+
+    Breaks "The largest object that `create` accepts, at least `CREATE_SIZE_BYTES_LEAST`". Costs a root of
+    exactly that size.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        if len(data) >= CREATE_MAX:
+            raise Misuse(f"{key!r} is too large")
+        await super().create(key, data)
+
+
+async def shows_known_to_exist(open_: OpenClient) -> None:
+    one, two = open_(), open_()
+    await one.create("k", b"x")
+    await two.delete(["k"])
+    await one.create("k", b"y")
+
+
+@bug("store/create_never_replaces", shows_known_to_exist)
+class KnownToExist(SharedMemory):
+    """A client remembers the keys that it created, and refuses them without a request, although others
+    delete.
+
+    Breaks "Store a small object if the key is absent".
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._known: set[str] = set()
+
+    async def create(self, key: str, data: bytes) -> None:
+        if key in self._known:
+            raise AlreadyExists(key)
+        await super().create(key, data)
+        self._known.add(key)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self._known.difference_update(keys)
+        await super().delete(keys)

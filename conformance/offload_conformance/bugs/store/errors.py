@@ -10,7 +10,10 @@ from offload.formats.checksums import crc32c
 from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload.store.memory import MemoryStore
 from offload.store.wrap import UploadDecorator
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SummedMemory
+from offload_conformance.bugs.sound.service import ServiceStore
 
 
 @bug("store/retention_is_told_in_words")
@@ -218,3 +221,39 @@ class UploadsReplaceFolders(MemoryStore):
             for each in [*self.store.objects]:
                 if each.startswith(f"{self.key}/") or self.key.startswith(f"{each}/"):
                     del self.store.objects[each]
+
+
+async def _nothing_has_no_sum(open_: OpenClient) -> None:
+    try:
+        found = await open_().stored_crc32c("absent")
+    except NotFound:
+        return
+    assert found is None, found
+
+
+@bug("store/what_is_absent_has_no_checksum", _nothing_has_no_sum)
+class NothingHasASum(SummedMemory):
+    """The sum of an absent object is zero, that of no bytes.
+
+    Breaks "For an absent object, returns None or raises `NotFound`". Costs a check that takes an object that
+    is gone for an empty one.
+    """
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return await super().stored_crc32c(key) if check_key(key) in self.objects else 0
+
+
+@bug("store/a_key_beside_its_folder_is_kept_or_refused", proofs.levels(["a", "a/1", "b"]))
+class LevelHasOneNameForKeyAndFolder(ServiceStore):
+    """A level collects names without their slash, so a key hides the folder of the same name.
+
+    Breaks "names each key and each folder": what is below the folder seems not to exist.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        found: dict[str, str] = {}
+        async for row in self.list(prefix):
+            part, slash, _ = row.key[len(prefix) :].partition("/")
+            found.setdefault(prefix + part, slash)
+        for name in sorted(name + slash for name, slash in found.items()):
+            yield name

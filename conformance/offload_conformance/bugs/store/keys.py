@@ -14,7 +14,14 @@ from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
 from offload.ground.errors import AlreadyExists, Misuse, NotFound
 from offload.store.memory import MemoryStore
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import apart, raises
+from offload_conformance.bugs.sound.proofs import names as keys
+from offload_conformance.bugs.sound.service import ServiceStore
+from offload_conformance.bugs.sound.views import keeps_keys, listed
+from offload_conformance.bugs.sound.wrappers import KEY_MAX, Gateway
 
 
 @bug("store/keys_are_checked")
@@ -400,3 +407,148 @@ class TakesKeysForNumbers(MemoryStore):
         if key.isdigit() and any(int(each) == int(key) for each in self.objects if each.isdigit()):
             raise AlreadyExists(key)
         await super().create(key, data)
+
+
+async def shows_delete_checks_as_it_goes(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("a", Body.of(b"1"))
+    await raises(Misuse, store.delete(["a", "../b"]))
+    assert await keys(store) == ["a"]
+
+
+@bug("store/keys_are_checked", shows_delete_checks_as_it_goes)
+class DeleteChecksAsItGoes(SharedMemory):
+    """`delete` checks each key just before it removes it, so valid keys before an invalid one are deleted.
+
+    Breaks "A key that is no key raises `Misuse` and touches nothing."
+    """
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            await super().delete([key])
+
+
+@bug(
+    "store/keys_are_taken_as_they_are", keeps_keys("p/a\x0bb", "p/a\u2028b", "p/a\x85b", "p/a\x1cb", "p/a b")
+)
+class ListIsLines(SharedMemory):
+    """A page is a text with a key on each line, and `str.splitlines` takes more characters for the end of
+    one.
+
+    Breaks "Yield every object". Costs keys with U+0085 or U+2028: a listing has two others for each.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        rows = [row async for row in super().list(prefix, after=after)]
+        text = "\n".join(f"{row.key}\t{row.size_bytes}" for row in rows)
+        for line in text.splitlines():
+            key, _, size = line.partition("\t")
+            yield Listed(key, int(size or 0))
+
+
+async def _beside_a_described_one(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("p/k.meta", Body.of(b"mine"))
+    await store.put("p/k", Body.of(b"x", metadata={"kind": "data"}))
+    assert await store.get("p/k.meta") == b"mine"
+    assert await listed(store) == ["p/k", "p/k.meta"]
+
+
+@bug("store/keys_are_taken_as_they_are", _beside_a_described_one)
+class SidecarIsAnObject(SharedMemory):
+    """The metadata of an object is a file of its name and `.meta`, which listings leave out.
+
+    Breaks "Keys are whole names". Costs the object of that name: it is overwritten, and not listed.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        if body.metadata:
+            await super().put(f"{key}.meta", Body.of(repr(dict(body.metadata)).encode()))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async for row in super().list(prefix, after=after):
+            if not row.key.endswith(".meta"):
+                yield row
+
+
+class Renames(SharedMemory):
+    """A base class without a mistake: a store that writes a key under another name."""
+
+    def stored(self, key: str) -> str:
+        return check_key(key)
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(self.stored(key), body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(self.stored(key), data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(self.stored(key), span)
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        return await super().metadata_of(self.stored(key))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([self.stored(key) for key in keys])
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        return await super().start_upload(self.stored(key), metadata=metadata)
+
+
+@bug("store/keys_are_taken_as_they_are", apart("a;v=1/b", "a/b"))
+class PathParameters(Renames):
+    """The web server drops what follows a semicolon in a part of a path.
+
+    Breaks "Keys are whole names". Costs the object whose name differs only by that.
+    """
+
+    def stored(self, key: str) -> str:
+        parts = check_key(key).split("/")
+        return "/".join(part[0] + part[1:].partition(";")[0] for part in parts)
+
+
+async def _limit_is_in_bytes(open_: OpenClient) -> None:
+    await raises(Misuse, open_().put("/".join(["ü" * 60] * 5), Body.of(b"x")))
+
+
+@bug("store/keys_may_be_long", _limit_is_in_bytes)
+class LimitInCharacters(Gateway):
+    """The declared limit of 512 bytes is compared with the number of characters.
+
+    Breaks "The longest key in UTF-8. A longer one is `Misuse`". Costs a caller that trusts the limit: the
+    gateway behind this one refuses the key.
+    """
+
+    def is_too_long(self, key: str) -> bool:
+        return len(key) > KEY_MAX
+
+
+async def _refused_anywhere(open_: OpenClient) -> None:
+    await raises(Misuse, open_().put("a/b:c", Body.of(b"x")))
+
+
+@bug("store/keys_are_refused_as_declared", _refused_anywhere)
+class RefusedAtTheStart(Gateway):
+    """The declared pattern is compared with the beginning of a key only.
+
+    Breaks "A key in which it matches is `Misuse`". Costs a caller the error: the name means a drive or a
+    stream to the file system behind the gateway.
+    """
+
+    def is_refused(self, key: str) -> bool:
+        return key[0] in ":\\"
+
+
+@bug("store/keys_may_be_long", proofs.key_round(("é" * 100 + "/") * 5 + "a" * 19))
+class KeyOfMaximalLengthIsRefused(ServiceStore):
+    """A key of exactly 1,024 bytes is refused: `>=` where `>` is meant.
+
+    Breaks "Keys are non-empty strings of at most 1,024 bytes".
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if len(check_key(key).encode()) >= 1024:
+            raise Misuse(f"{key[:40]!r} is too long")
+        await super().put(key, body)

@@ -6,14 +6,22 @@ import asyncio
 import posixpath
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Final
+from hashlib import sha256
+from typing import Any, Final
 from urllib.parse import unquote
 
-from offload.contracts.store import Body, Listed
+from offload.contracts.store import Body, Listed, check_key
+from offload.ground.errors import AlreadyExists, NotFound
 from offload.store.memory import MemoryStore
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import fill, levels, lists, raises
+from offload_conformance.bugs.sound.service import ServiceStore
+from offload_conformance.bugs.sound.views import filled, listed
 from offload_conformance.bugs.store.shared import PAGE_KEYS, FewConnections
 
 SLOW_TURNS = 100
@@ -511,3 +519,292 @@ class NamesCursorsByPrefix(MemoryStore):
             if len(rows) <= PAGE_ROWS:
                 return
             after = rows[PAGE_ROWS - 1].key
+
+
+async def _deletes_what_it_lists(open_: OpenClient) -> None:
+    store = open_()
+    await filled(store, [f"k{number:04}" for number in range(2100)])
+    async for row in store.list("k"):
+        await store.delete([row.key])
+    await raises(NotFound, store.get("k2099"))
+
+
+@bug("store/listing_goes_on_while_keys_change", _deletes_what_it_lists)
+class TokenIsAKey(ServiceStore):
+    """The token of a page is its last key, which the server looks up: if it is gone, no page follows.
+
+    Breaks "An object that exists during the whole call is shown". Costs a sweep that deletes as it lists: it
+    leaves everything behind the first 1,000 keys.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        token: str | None = after
+        while token is not None:
+            if token != after and token not in self.service.objects:
+                return
+            rows, token = await self.ask(self.service.page, prefix, token, self.PAGE_ROWS)
+            for key, size_bytes in rows:
+                yield Listed(key, size_bytes)
+
+
+async def _after_in_bytes(open_: OpenClient) -> None:
+    store = open_()
+    keys = ["\uff5e", "\U0001f600", "\U0001f601"]
+    await filled(store, keys)
+    for at, key in enumerate(keys):
+        assert await listed(store, after=key) == keys[at + 1 :], key
+
+
+@bug("store/listing_begins_after", _after_in_bytes)
+class AfterInUtf16(SharedMemory):
+    """The server compares `after` in UTF-16, and sends its rows in order of UTF-8.
+
+    Breaks "and is greater than `after`, in order of keys". Costs a listing that goes on behind U+FF5E: it
+    ends there, before all characters of the other planes.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async for row in super().list(prefix):
+            if row.key.encode("utf-16-be") > after.encode("utf-16-be"):
+                yield row
+
+
+async def _a_thousand_creates(open_: OpenClient) -> None:
+    store = open_()
+    for number in range(1500):
+        await store.create(f"p/{number:020}.data", b"%d" % number)
+    for number in range(1500):
+        assert await store.get(f"p/{number:020}.data") == b"%d" % number, number
+
+
+@bug("store/a_level_goes_on_page_after_page", _a_thousand_creates)
+class IdsOf16Bits(ServiceStore):
+    """A key is found by an id of it, of 16 bits, and two keys with one id are one object.
+
+    Breaks "Keys are whole names". Costs a folder of some hundred objects: a create is refused, because
+    another key is there.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        ids = self.service.__dict__.setdefault("ids", {})
+        if ids.setdefault(sha256(check_key(key).encode()).digest()[:2], key) != key:
+            raise AlreadyExists(key)
+        await super().create(key, data)
+
+
+@bug(
+    "store/listing_is_ordered_in_every_plane",
+    lists(["a/x", "a/\u6f22", "a/\ufa0e", "a/\U0001f600"], prefix="a/"),
+)
+class EndsAtAHighLetter(SharedMemory):
+    """A prefix is a range that ends at the prefix and U+F8FF, as a guide of the database recommends.
+
+    Breaks "Yield every object whose key begins with `prefix`". Costs the keys that go on with a greater
+    character, such as an emoji.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                if not prefix or row.key < f"{prefix}\uf8ff":
+                    yield row
+
+
+@bug("store/levels_are_whole", levels(["a/1", "a-b", "a.b/2", "a"], ""))
+class FoldersSortWithoutTheirSlash(SharedMemory):
+    """`level` sorts the bare names, and adds the slash of a folder afterwards.
+
+    Breaks "Levels are whole: in order", since `-` and `.` come before `/`. Costs a merge of two levels the
+    names that come too late.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        found = [name async for name in super().level(prefix)]
+        for name in sorted(found, key=lambda name: (name.rstrip("/"), name)):
+            yield name
+
+
+async def _two_listings(open_: OpenClient) -> None:
+    store = open_()
+    await fill(store, [f"a/{number:03}" for number in range(20)] + [f"b/{number:03}" for number in range(20)])
+    shown: dict[str, list[str]] = {"a/": [], "b/": []}
+    async with aclosing(store.list("a/")) as one, aclosing(store.list("b/")) as two:
+        for _ in range(20):
+            shown["a/"].append((await anext(one)).key)
+            shown["b/"].append((await anext(two)).key)
+    assert shown == {prefix: [f"{prefix}{number:03}" for number in range(20)] for prefix in shown}
+
+
+@bug("store/listing_goes_on_while_keys_change", _two_listings)
+class OneCursor(SharedMemory):
+    """A client has one cursor, and a listing that begins takes it from the one under way.
+
+    Breaks "methods may be called at the same time". Costs the rows of the first listing: it ends early, or
+    goes on in the wrong folder.
+    """
+
+    cursor: AsyncIterator[Listed] | None = None
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        self.cursor = super().list(prefix, after=after)
+        while (row := await anext(self.cursor, None)) is not None:
+            yield row
+
+
+@bug("store/listing_goes_on_page_after_page", lists([f"{'k' * 200}/{number:04}" for number in range(400)]))
+class RowThatDoesNotFit(SharedMemory):
+    """A page is a message of 32 KiB. The row that does not fit any more is dropped with the page's end.
+
+    Breaks "An object that exists during the whole call is shown". Costs one object in each page of a listing:
+    a sweep or a copy does not see it.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        size = 0
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                size += len(row.key) + 16
+                if size > 32 * 1024:
+                    size = 0
+                else:
+                    yield row
+
+
+@bug("store/listing_begins_after", lists(["a", "a/1", "ab", "b"], after="a"))
+class AfterSkipsItsFolder(SharedMemory):
+    """A listing begins behind all keys that begin with `after`, not behind that key.
+
+    Breaks "Yield every object whose key begins with `prefix` and is greater than `after`". Costs a listing
+    that continues the keys that extend the last one.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with aclosing(super().list(prefix, after=after)) as rows:
+            async for row in rows:
+                if not after or not row.key.startswith(after):
+                    yield row
+
+
+async def _burst(open_: OpenClient) -> None:
+    store = open_()
+    await proofs.fill(store, ["k"])
+    assert await asyncio.gather(*(store.get("k") for _ in range(100))) == [b"x"] * 100
+
+
+@bug("store/listing_goes_on_page_after_page", _burst)
+class FullQueueIsAnError(ServiceStore):
+    """Requests wait in a queue of 64, and one more raises `asyncio.QueueFull`, which is no error of the
+    framework.
+
+    Breaks "Every method may raise `TryAgain`, `OutcomeUnknown`, `Denied` or `NoSpace`", and nothing else
+    here.
+    """
+
+    waiting = 0
+
+    async def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        if self.waiting >= 64:
+            raise asyncio.QueueFull
+        self.waiting += 1
+        try:
+            return await super().ask(request, *arguments)
+        finally:
+            self.waiting -= 1
+
+
+@bug("store/listing_goes_on_page_after_page", proofs.lists(proofs.THOUSANDS, gone=proofs.THOUSANDS[:1500]))
+class EmptyPageEndsListing(ServiceStore):
+    """An empty page ends a listing, though it names a next one: all of its keys were deleted.
+
+    Breaks "An object that exists during the whole call is shown": after a long trim the stream seems to be
+    gone.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        token: str | None = after
+        while token is not None:
+            rows, token = await self.ask(self.service.page, prefix, token, self.PAGE_ROWS)
+            if not rows:
+                return
+            for key, size_bytes in rows:
+                yield Listed(key, size_bytes)
+
+
+@bug("store/listing_begins_after", proofs.lists(["b/1", "b/2"], prefix="b/", after="c"))
+class AfterOfAnotherFolderIsForgotten(ServiceStore):
+    """`after` is sent relative to the prefix, and dropped if it does not begin with it.
+
+    Breaks "greater than `after`": a listing that begins behind a folder shows all of the folder again.
+    """
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        return super().list(prefix, after=after if after.startswith(prefix) else "")
+
+
+@bug(
+    "store/listing_goes_on_page_after_page",
+    proofs.levels([f"many/{number:04}" for number in range(2500)] + ["z"]),
+)
+class FolderAgainOnEachPage(ServiceStore):
+    """Each page of a level forgets the folder with which the page before it ended.
+
+    Breaks "Levels are whole: names each folder once": the same stream is listed three times.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        token: str | None = ""
+        while token is not None:
+            rows, token = await self.ask(self.service.page, prefix, token, self.PAGE_ROWS)
+            parted = (key[len(prefix) :].partition("/") for key, _ in rows)
+            for name in dict.fromkeys(prefix + part + slash for part, slash, _ in parted):
+                yield name
+
+
+@bug("store/levels_are_whole", proofs.levels(["a/1", "a0", "a1"]))
+class LevelSkipsTheKeyAfterAFolder(ServiceStore):
+    """A level continues at `a0` behind the folder `a/`, as `0` follows the slash, but `after` excludes `a0`
+    itself.
+
+    Breaks "Levels are whole": the stream `a0` is not listed beside the stream `a`.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        after = ""
+        while True:
+            async with aclosing(self.list(prefix, after=after)) as rows:
+                row = await anext(rows, None)
+            if row is None:
+                return
+            part, slash, _ = row.key[len(prefix) :].partition("/")
+            yield prefix + part + slash
+            after = f"{prefix}{part}0" if slash else row.key
+
+
+async def shows_listing_locks_client(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("a", Body.of(b""))
+    async with asyncio.timeout(2):
+        async for row in store.list(""):
+            await store.delete([row.key])
+
+
+@bug("store/listing_goes_on_while_keys_change", shows_listing_locks_client)
+class ListingLocksClient(SharedMemory):
+    """A lock around the one cursor is held while a listing is iterated: a call within the loop waits for
+    ever.
+
+    Breaks "methods may be called at the same time".
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._lock = asyncio.Lock()
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with self._lock:
+            async for row in super().list(prefix, after=after):
+                yield row
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        async with self._lock:
+            await super().delete(keys)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 from uuid import uuid4
 
 from offload.contracts.capabilities import Capabilities
@@ -15,7 +15,11 @@ from offload.formats.checksums import crc32c
 from offload.ground.errors import Misuse
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.service import ServiceStore
+from offload_conformance.bugs.sound.wrappers import checked
 from offload_conformance.bugs.store.shared import FewConnections, Shared
 
 
@@ -266,3 +270,110 @@ class AbortsAllWhenClosed(Shared):
     async def aclose(self) -> None:
         for upload in [*self._unfinished.values()]:
             await upload.abort()
+
+
+async def _last_put_wins(open_: OpenClient) -> None:
+    one, two = open_(), open_()
+    await one.put("k", Body.of(b"one"))
+    await two.put("k", Body.of(b"two"))
+    assert await one.get("k") == b"two"
+
+
+@bug("store/closing_leaves_other_clients_alone", _last_put_wins)
+class ClientsHaveTheirClocks(SharedMemory):
+    """A row keeps the value with the greatest time, and times come from the clocks of clients, which differ.
+
+    Breaks "Store a whole object, and replace an existing one". Costs the puts of a client whose clock is
+    behind: they succeed, and change nothing.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.kept[""] = self.kept.get("", 0) + 1
+        self.behind_seconds = 5 * self.kept[""]
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        before, stood = self.objects.get(key), self.kept.get(key, 0)
+        await super().put(key, body)
+        now = time.time() - self.behind_seconds
+        if before is not None and stood > now:
+            self.objects[key] = before
+        else:
+            self.kept[key] = now
+
+
+async def _in_another_loop(open_: OpenClient) -> None:
+    async def work() -> None:
+        store = open_()
+        await asyncio.gather(*(store.put(f"k{number}", Body.of(b"x")) for number in range(4)))
+
+    await work()
+    await asyncio.to_thread(asyncio.run, work())
+
+
+@bug("store/calls_may_overlap", _in_another_loop)
+class LockOfTheFirstLoop(ServiceStore):
+    """All clients of a process share one `asyncio.Lock`, which belongs to the loop on which a task first
+    waits.
+
+    Breaks "A store belongs to one event loop": a store on a second loop of the process raises `RuntimeError`.
+    """
+
+    lock: ClassVar = asyncio.Lock()
+
+    async def put(self, key: str, body: Body) -> None:
+        async with self.lock:
+            await super().put(key, body)
+
+
+@bug("store/calls_do_not_hold_up_the_loop", proofs.keeps(4 * 2**20 + 1))
+class PutsOfFourMegabytesAtMostUndeclared(ServiceStore):
+    """A message of more than 4 MiB is refused, as gRPC does, and `put_size_bytes_max` is None.
+
+    Breaks "The largest object that a single `put` takes": a fragment of the usual size cannot be stored.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if body.size_bytes > 4 * 2**20:
+            raise Misuse("RESOURCE_EXHAUSTED: message larger than max")
+        await super().put(key, body)
+
+
+async def shows_joined_reads(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("a", Body.of(b"0123"))
+    one, two = (asyncio.create_task(store.get("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.wait([one, two])
+    assert not two.cancelled()
+
+
+class Joining(SharedMemory):
+    """A store in which equal concurrent reads share one request."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._flights: dict[object, asyncio.Future[bytes]] = {}
+
+    def flight(self, key: str, span: Span | Suffix | None) -> asyncio.Future[bytes]:
+        flight = self._flights.get((key, span))
+        if flight is None:
+            flight = self._flights[key, span] = asyncio.ensure_future(self.fetched(key, span))
+            flight.add_done_callback(lambda _: self._flights.pop((key, span), None))
+        return flight
+
+    async def fetched(self, key: str, span: Span | Suffix | None) -> bytes:
+        return await super().get(key, span)
+
+
+@bug("store/a_cancelled_call_hinders_no_other", shows_joined_reads)
+class JoinedReads(Joining):
+    """If one of several reads that share a request is cancelled, all are cancelled.
+
+    Breaks "methods may be called at the same time".
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await self.flight(key, span)

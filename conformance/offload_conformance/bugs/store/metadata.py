@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.object_metadata import NO_METADATA, metadata_size
+from offload.contracts.object_metadata import NO_METADATA, check_metadata, metadata_size
 from offload.contracts.store import Body, Upload, check_key
 from offload.ground.errors import Misuse, NotFound
-from offload.store.memory import MemoryStore
+from offload.store.memory import MemoryStore, _Described
 from offload.store.wrap import UploadDecorator
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import names, raises
+from offload_conformance.bugs.sound.wrappers import METADATA_MAX, Gateway, checked, described, same, unsized
 from offload_conformance.bugs.store.shared import MIB
 
 
@@ -363,3 +369,125 @@ class RefreshesOneMapping(MemoryStore):
         known.clear()
         known.update(found)
         return known
+
+
+@bug("store/contents_are_kept_as_they_are", described({"names": "a,b,,c", "one": "x, y"}))
+class CommasGetSpaces(SharedMemory):
+    """A value with commas is taken for several headers of one name, which are joined by a comma and a space.
+
+    Breaks "The store keeps them as they are". Costs a list of names, which are others now.
+    """
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        found = await super().metadata_of(key)
+        return {name: ", ".join(re.split(", ?", value)) for name, value in found.items()}
+
+
+async def _typed_metadata(open_: OpenClient) -> None:
+    store = open_()
+    metadata = {"first": "007", "flag": "true", "version": "1.10", "nothing": "null"}
+    await store.put("k", Body.of(b"x", metadata=metadata))
+    assert await store.metadata_of("k") == metadata
+
+
+@bug("store/contents_are_kept_as_they_are", _typed_metadata)
+class MetadataHasTypes(SharedMemory):
+    """The column is JSON, and values that look like JSON become numbers and flags.
+
+    Breaks "The store keeps them as they are". Costs a version `1.10`, which reads as `1.1`.
+    """
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        typed: dict[str, Any] = {}
+        for name, value in (await super().metadata_of(key)).items():
+            try:
+                typed[name] = json.loads(value)
+            except ValueError:
+                typed[name] = value
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in typed.items()}
+
+
+async def _described_at_any_size(open_: OpenClient) -> None:
+    store = open_()
+    body = unsized(b"x", bound=10)
+    described = Body(size_bytes=10, windows=body.windows, is_bound=True, metadata={"kind": "data"})
+    await store.put("k", described)
+    assert await store.metadata_of("k") == {"kind": "data"}
+
+
+@bug("store/metadata_is_kept_as_declared", _described_at_any_size)
+class BoundBodiesAreBare(SharedMemory):
+    """A body of unknown size takes another request, which has no place for metadata.
+
+    Breaks "Names and values that the store keeps with the object". Costs compressed fragments their
+    description.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        bare = Body(size_bytes=body.size_bytes, windows=body.windows, is_bound=True)
+        await super().put(key, bare if body.is_bound else body)
+
+
+@bug("store/metadata_is_kept_as_declared", same(lambda store: _put_and_described(store), {"author": "one"}))
+class SmallPutsAreCreates(SharedMemory):
+    """Objects below 4 KiB go into a table of small objects, which has no column for labels.
+
+    Breaks "Names and values that the store keeps with the object". Costs the labels of every small object.
+    """
+
+    async def metadata_of(self, key: str) -> Mapping[str, str]:
+        found = await super().metadata_of(key)
+        return found if len(self.objects[key]) >= 4096 else {}
+
+
+async def _put_and_described(store: SharedMemory) -> Mapping[str, str]:
+    await store.put("k", Body.of(b"x", metadata={"author": "one"}))
+    return await store.metadata_of("k")
+
+
+@bug(
+    "store/metadata_may_be_as_large_as_declared",
+    described({f"label{number}": str(number) for number in range(20)}),
+)
+class TenTags(SharedMemory):
+    """Metadata is kept as tags, of which the service keeps ten, and the others are left out in silence.
+
+    Breaks "The store keeps them as they are", and the 32 pairs that every store which keeps metadata takes.
+    Costs the labels behind the tenth.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        data = b"".join([window async for window in body.windows()])
+        body.check_size(len(data))
+        await super().put(key, Body.of(data, metadata=body.metadata))
+        kept = self.objects.get(key)
+        if isinstance(kept, _Described):
+            self.objects[key] = _Described.of(data, dict([*kept.metadata.items()][:10]))
+
+
+async def _limit_counts_each_pair(open_: OpenClient) -> None:
+    store = open_()
+    metadata = {f"n{number:02}": "v" * 65 for number in range(30)}  # 30 * 68 = 2040 bytes, and 30 * 16 more
+    await raises(Misuse, store.put("k", Body.of(b"x", metadata=metadata)))
+    assert await names(store) == []
+
+
+@bug("store/metadata_may_be_as_large_as_declared", _limit_counts_each_pair)
+class LimitOfBareText(Gateway):
+    """The limit of metadata is compared with the text alone, without the 16 bytes of each pair.
+
+    Breaks "The most metadata of one object, as `object_metadata.metadata_size` counts. More is `Misuse`".
+    Costs a caller the error at the place where the labels are chosen: a stricter store refuses the copy
+    later.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        self.checked(key)
+        named = check_metadata(body.metadata, replace(self.capabilities, metadata_size_bytes_max=2**20))
+        if sum(len(name) + len(value) for name, value in named.items()) > METADATA_MAX:
+            raise Misuse(f"the gateway keeps {METADATA_MAX} bytes of metadata")
+        data = b"".join([window async for window in body.windows()])
+        body.check_size(len(data))
+        await asyncio.sleep(0)
+        self.objects[key] = _Described.of(data, named) if named else data

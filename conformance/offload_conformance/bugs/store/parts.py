@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 from offload.contracts.object_metadata import NO_METADATA
-from offload.contracts.store import Body, Upload, check_key
+from offload.contracts.store import Body, Listed, Upload, check_key
 from offload.ground.errors import Misuse, TryAgain
 from offload.store.memory import MemoryStore, _MemoryUpload
 from offload.store.wrap import UploadDecorator
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import names as keys
 from offload_conformance.bugs.store.shared import BEGUN, SLOTS, Collected
 
 
@@ -309,3 +311,39 @@ class CompletesPartByPart(MemoryStore):
             if before is not None:
                 self.store.objects[self.key] = before
             await super().complete()
+
+
+async def shows_empty_page_ends(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("a")
+    for n in range(100):
+        await upload.put_part(n + 1, b"1")
+    await store.put("b", Body.of(b""))
+    assert await keys(store) == ["b"]
+
+
+@bug("store/uploads_may_have_many_parts", shows_empty_page_ends)
+class EmptyPageEnds(SharedMemory):
+    """Parts of uploads are stored beside the objects as `<key>/.part.N`. Each page leaves them out, and an
+    empty page ends the listing.
+
+    Breaks "Every object". An upload of 100 parts hides what follows.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        upload = await super().start_upload(key)
+        self.kept[upload._id] = upload
+        return upload
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        rows = [(row.key, row) async for row in super().list(prefix, after=after)]
+        for upload in self._unfinished.values():
+            hidden = [(f"{upload.key}/.part.{n:05}", None) for n in upload._parts]
+            rows += [row for row in hidden if row[0].startswith(prefix) and row[0] > after]
+        rows.sort(key=lambda row: row[0])
+        for start in range(0, len(rows), 50):
+            page = [row for _, row in rows[start : start + 50] if row is not None]
+            if not page:
+                return
+            for row in page:
+                yield row

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, ClassVar, Final
 from urllib.parse import unquote_plus
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, check_key
-from offload.ground.errors import TryAgain
+from offload.ground.errors import Corrupt, Misuse, TryAgain
 from offload.store.memory import MemoryStore, _Described
 from offload.store.spans import clip
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import data_of, names
+from offload_conformance.bugs.sound.service import ServiceStore, gathered
+from offload_conformance.bugs.sound.wrappers import checked, pieces_of
 from offload_conformance.bugs.store.shared import LIMIT, MIB
 
 
@@ -462,3 +468,261 @@ class DescribesLater(MemoryStore):
             await asyncio.sleep(0)
         if body.metadata:
             await super().put(key, Body.of(self.objects[key], metadata=body.metadata))
+
+
+async def _gathered(body: Body) -> bytes:
+    """Return the bytes of a body."""
+    data = b"".join([window async for window in body.windows()])
+    body.check_size(len(data))
+    return data
+
+
+async def _windows_of_any_size(open_: OpenClient) -> None:
+    store = open_()
+    pieces = data_of(100), data_of(101, 1), data_of(99, 2)
+    await store.put("k", Body(size_bytes=300, windows=lambda: pieces_of(*pieces)))
+    assert await store.get("k") == b"".join(pieces)
+
+
+@bug("store/contents_are_kept_as_they_are", _windows_of_any_size)
+class EncodedWindowByWindow(SharedMemory):
+    """The gateway takes base64. Each window is encoded on its own, and the whole is decoded at once.
+
+    Breaks "The store stores exactly the bytes of the windows". Costs every object of several windows, unless
+    the sizes of all but the last can be divided by three.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        text, size = b"", 0
+        async for window in body.windows():
+            text += base64.b64encode(window)
+            size += len(window)
+        body.check_size(size)
+        await super().put(key, Body.of(base64.b64decode(text), metadata=body.metadata))
+
+
+async def _empty_replaces(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("k", Body.of(b"before"))
+    await store.put("k", Body.of(b""))
+    assert await store.get("k") == b""
+
+
+@bug("store/bodies_of_unknown_size_are_whole", _empty_replaces)
+class EmptyReplacesNothing(SharedMemory):
+    """A request without a body changes the date of an existing object, and nothing else.
+
+    Breaks "Store a whole object, and replace an existing one". Costs the replacement: readers find the bytes
+    that were to go.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        data = await _gathered(body)
+        if data or key not in self.objects:
+            await super().put(key, Body.of(data, metadata=body.metadata))
+
+
+async def _every_put_stores_its_bytes(open_: OpenClient) -> None:
+    store = open_()
+    for number in range(30):
+        await store.put(f"k{number}", Body.of(data_of(1000, number)))
+        assert await store.get(f"k{number}") == data_of(1000, number), number
+
+
+@bug("store/contents_are_kept_as_they_are", _every_put_stores_its_bytes)
+class RetrySendsWhatIsLeft(SharedMemory):
+    """The server closes a connection after ten puts. The put is sent again with the same iterator, which has
+    ended.
+
+    Breaks "`windows` may be called again, for a retry": the store goes on with the old windows instead. Costs
+    every tenth object, which is stored empty.
+    """
+
+    puts = 0
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        self.puts += 1
+        windows, data = body.windows(), b""
+        data = b"".join([window async for window in windows])
+        body.check_size(len(data))
+        if self.puts % 10 == 0:  # the server was gone
+            data = b"".join([window async for window in windows])
+        await super().put(key, Body.of(data, metadata=body.metadata))
+
+
+async def _cancelled_puts_stay_away(open_: OpenClient) -> None:
+    store, more = open_(), asyncio.Event()
+
+    async def windows() -> AsyncIterator[bytes]:
+        yield b"one"
+        await more.wait()
+        yield b"two"
+
+    task = asyncio.create_task(store.put("k", Body(size_bytes=6, windows=windows)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    more.set()
+    await asyncio.sleep(0.05)
+    assert await names(store) == []
+
+
+@bug("store/a_cancelled_put_leaves_nothing_visible", _cancelled_puts_stay_away)
+class PutsGoOnInTheBackground(SharedMemory):
+    """A put runs in a task of its own, which goes on if the caller is cancelled.
+
+    Breaks, of the guide's rules for cancellation, "Nothing of a `put` may become visible, unless its request
+    was already sent". Costs an object that appears after the caller gave it up, perhaps over a newer one.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await asyncio.shield(asyncio.ensure_future(super().put(key, body)))
+
+
+async def _two_puts_at_once(open_: OpenClient) -> None:
+    one, two = open_(), open_()
+    pieces = [[bytes([number]) * 50 for _ in range(4)] for number in (1, 2)]
+
+    def body(number: int) -> Body:
+        async def windows() -> AsyncIterator[bytes]:
+            for piece in pieces[number]:
+                await asyncio.sleep(0)
+                yield piece
+
+        return Body(size_bytes=200, windows=windows)
+
+    await asyncio.gather(one.put("k", body(0)), two.put("k", body(1)), return_exceptions=True)
+    assert await one.get("k") in [b"".join(each) for each in pieces]
+
+
+@bug("store/puts_are_invisible_until_they_return", _two_puts_at_once)
+class StagedUnderTheKey(SharedMemory):
+    """A body is gathered in a staging file named by its key, and two writers of one key write into one file.
+
+    Breaks "A reader finds a complete object or none, even while the object is replaced". Costs an object made
+    of two.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        checked(self, key, body)
+        self.kept[key], size = bytearray(), 0
+        async for window in body.windows():
+            self.kept[key] += window
+            size += len(window)
+        body.check_size(size)
+        await super().put(
+            key, Body.of(bytes(self.kept[key])[-size:] if size else b"", metadata=body.metadata)
+        )
+
+
+@bug("store/contents_are_kept_as_they_are", proofs.keeps(*range(1, 60)))
+class RetriesAppendToTheBuffer(ServiceStore):
+    """Every twentieth put is refused at first (503), and the retry appends the body to the same buffer again.
+
+    Breaks "Puts are whole": the object is stored twice in a row under one key.
+    """
+
+    turn: ClassVar = 0
+
+    async def put(self, key: str, body: Body) -> None:
+        check_key(key)
+        type(self).turn += 1
+        data = bytearray(await gathered(body, key))
+        if self.turn % 20 == 0:
+            data += await gathered(body, key)
+        await self.ask(self.service.put, key, bytes(data))
+
+
+@bug("store/contents_are_kept_as_they_are", proofs.keeps(*range(1, 60)))
+class TimeoutsAreOnlyLogged(ServiceStore):
+    """A put that times out is logged and reported as a success. One in thirty does.
+
+    Breaks "When `put` returns, a power cut does not undo it": the object was never stored.
+    """
+
+    turn: ClassVar = 0
+
+    async def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        if request == self.service.put:
+            type(self).turn += 1
+            if self.turn % 30 == 0:
+                return None
+        return await super().ask(request, *arguments)
+
+
+@bug(
+    "store/a_failing_body_leaves_nothing_visible",
+    proofs.body_that_fails(Corrupt("chunk", "source", expected=1, found=2)),
+)
+class BodysErrorIsCalledTryAgain(ServiceStore):
+    """Any error in a put becomes `TryAgain`, even an error of the body.
+
+    Breaks "An error from `body`": damage at the source is retried for ever, and nobody notices.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        try:
+            await super().put(key, body)
+        except Misuse:
+            raise
+        except Exception as exc:
+            raise TryAgain(f"{self.url}: {exc}") from exc
+
+
+@bug("store/a_body_of_another_size_is_refused", proofs.body_of_another_size(100_001, 100_000))
+class ShortBodiesArePadded(ServiceStore):
+    """The object is allocated at its announced size, and a body that ends early leaves zeros.
+
+    Breaks "`Misuse` is also raised for a body whose windows are not `size_bytes` long".
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        data = b"".join([window async for window in body.windows()])
+        if len(data) > body.size_bytes:
+            raise Misuse("the body is too long")
+        await self.ask(self.service.put, check_key(key), data.ljust(body.size_bytes, b"\0"))
+
+
+@bug("store/puts_are_whole", proofs.keeps(2**20, 2**20 + 1, 3 * 2**20))
+class LastPieceOfAWholeNumberIsAllOfIt(ServiceStore):
+    """Objects are cut into pieces of a mebibyte, and the rest is `data[-rest:]`: for a rest of zero that is
+    everything.
+
+    Breaks "Store an object whole", at exact multiples of a mebibyte.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        data = await gathered(body, check_key(key))
+        size = 2**20
+        pieces = [data[at * size : (at + 1) * size] for at in range(len(data) // size)]
+        rest = len(data) % size
+        await self.ask(self.service.put, key, b"".join([*pieces, data[-rest:] if len(data) else b""]))
+
+
+@bug("store/puts_are_whole", proofs.keeps(5 * 2**20 + 3, 17 * 2**20))
+class PartsOfAPutAreJoinedAsTheyEnd(ServiceStore):
+    """A put of more than 5 MiB is sent in four parts at the same time, and joined in the order in which they
+    end.
+
+    Breaks "Store an object whole": the smallest part, the last one, comes first.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        data = await gathered(body, check_key(key))
+        if len(data) <= 5 * 2**20:
+            await self.ask(self.service.put, key, data)
+            return
+        done: list[bytes] = []
+
+        async def send(part: bytes) -> None:
+            for _ in range(len(part) // 2**18):
+                await asyncio.sleep(0)
+            done.append(part)
+
+        size = -(-len(data) // 4) + 1
+        await asyncio.gather(*(send(data[at : at + size]) for at in range(0, len(data), size)))
+        await self.ask(self.service.put, key, b"".join(done))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from offload.contracts.store import Body, Buffer, Listed, Span, Suffix, Upload, check_key
 from offload.formats.checksums import crc32c
-from offload.ground.errors import Denied, NotFound, TryAgain
+from offload.ground.errors import Denied, Misuse, NotFound, TryAgain
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload.store.wrap import UploadDecorator
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import data_of, fill, raises
+from offload_conformance.bugs.sound.service import ServiceStore
+from offload_conformance.bugs.sound.views import filled, listed
+from offload_conformance.bugs.sound.wrappers import same
 
 
 @bug("store/ranges_are_exact")
@@ -514,3 +521,203 @@ class JoinsAnEarlierQuestion(MemoryStore):
         for _ in range(20):
             await asyncio.sleep(0)
         return crc32c(data)
+
+
+async def shows_last_nothing_is_all(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("a", Body.of(b"123"))
+    assert await store.get("a", Suffix(0)) == b""
+
+
+@bug("store/ranges_are_exact", shows_last_nothing_is_all)
+class LastNothingIsAll(SharedMemory):
+    """`Suffix(0)` becomes `data[-0:]`, which is everything.
+
+    Breaks "The last `length` bytes of an object".
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Suffix) and span.length == 0:
+            span = None
+        return await super().get(key, span)
+
+
+async def shows_remembered_size(open_: OpenClient) -> None:
+    one, two = open_(), open_()
+    await one.put("a", Body.of(b"1"))
+    await two.get("a", Span(0, 9))
+    await one.put("a", Body.of(b"12"))
+    assert await two.get("a", Span(0, 9)) == b"12"
+
+
+@bug("store/reads_are_never_stale", shows_remembered_size)
+class RememberedSize(SharedMemory):
+    """A client remembers the size of each object to clip spans. After another client replaces the object, the
+    old end still clips them.
+
+    Breaks "clipped at the object's end". s3fs-fuse issue 1852.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._sizes: dict[str, int] = {}
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key)
+        size = self._sizes.setdefault(key, len(data))
+        if span is None:
+            return data
+        start, end = clip(span, min(size, len(data)))
+        return data[start:end]
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self._sizes.pop(key, None)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        for key in keys:
+            self._sizes.pop(key, None)
+
+
+async def _a_folder_is_absent(open_: OpenClient) -> None:
+    store = open_()
+    await filled(store, ["a/b"])
+    await raises(NotFound, store.get("a"))
+    await store.delete(["a"])
+    assert await listed(store) == ["a/b"]
+
+
+@bug("store/absence_is_an_error", _a_folder_is_absent)
+class FolderIsDenied(SharedMemory):
+    """A read of what is a folder raises an error of permission, as Windows has it, and it is passed on.
+
+    Breaks "Reading an absent key raises `NotFound`". Costs a caller that asks whether a key is there: a
+    person is told to grant something.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if any(each.startswith(f"{check_key(key)}/") for each in self.objects) and key not in self.objects:
+            raise Denied(f"{self.url}: {key!r}: Permission denied")
+        return await super().get(key, span)
+
+
+T = TypeVar("T")
+
+
+@bug("store/ranges_are_exact", same(lambda store: store.get("k", Suffix(10)), b"", before={"k": b""}))
+class SuffixOfNothing(SharedMemory):
+    """The server refuses a suffix of an empty object (status 416), and the client takes that for a wrong
+    call.
+
+    Breaks "The last `length` bytes of an object, or the whole object if it is shorter". Costs a reader that
+    begins at the end of an object: an empty one stops it.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key, span)
+        if isinstance(span, Suffix) and self.objects.get(key) == b"":
+            raise Misuse(f"{key!r}: the range cannot be satisfied")
+        return data
+
+
+async def _errors_are_ours(open_: OpenClient) -> None:
+    store = open_()
+    await fill(store, ["k"])
+    for _ in range(200):
+        with suppress(TryAgain):
+            assert await store.get("k") == b"x"
+
+
+@bug("store/bytes_that_were_read_never_change", _errors_are_ours)
+class ResetIsNotTranslated(ServiceStore):
+    """The server closes a connection after 60 requests, and the error of the socket reaches the caller.
+
+    Breaks "Every method may raise `TryAgain`, `OutcomeUnknown` (mutations), `Denied` or `NoSpace`", and no
+    other. Costs the retries of the framework, which know only these.
+    """
+
+    asked = 0
+
+    async def ask(self, request: Callable[..., T], *arguments: Any) -> T:
+        self.asked += 1
+        if self.asked % 60 == 0:
+            await asyncio.sleep(0)
+            raise ConnectionResetError("connection reset by peer")
+        return await super().ask(request, *arguments)
+
+
+class _Manual(ServiceStore):
+    """Takes and returns connections by hand."""
+
+    async def take(self) -> None:
+        await self.connections.acquire()
+        await asyncio.sleep(0)
+
+    def give(self) -> None:
+        self.connections.release()
+
+
+@bug("store/absence_is_an_error", proofs.many_times(lambda store, number: store.get(f"absent/{number}"), 40))
+class ConnectionIsKeptWhenAbsent(_Manual):
+    """A connection goes back to the pool only with a reply that has a body: sixteen absent keys use up the
+    pool.
+
+    Breaks "Reading a key that is not there raises `NotFound`", the seventeenth time: the call waits for ever.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        check_key(key)
+        await self.take()
+        data = self.service.get(key, span)
+        if data is None:
+            raise NotFound(key)
+        self.give()
+        return data
+
+
+@bug("store/bytes_that_were_read_never_change", proofs.reads(10, Suffix(11)))
+class SuffixLongerThanTheObjectIsEmpty(ServiceStore):
+    """The service refuses a suffix longer than the object, and the client treats that as beyond the end.
+
+    Breaks "The last `length` bytes of an object, or all of it": a small fragment's tail cannot be found.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key, span)
+        return b"" if isinstance(span, Suffix) and len(data) < span.length else data
+
+
+@bug("store/ranges_are_exact_at_every_border", proofs.reads(10, Span(0, 1)))
+class FirstByteIsEverything(ServiceStore):
+    """The last byte of a span is sent, and zero means "to the end": a span of the first byte reads
+    everything.
+
+    Breaks "Ranges are exact".
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(key, None if span == Span(0, 1) else span)
+
+
+async def _checksum_of(open_: OpenClient, sizes: Sequence[int] = tuple(range(20))) -> None:
+    store = open_()
+    for size in sizes:
+        await store.put("k", Body.of(data_of(size, size)))
+        assert await store.stored_crc32c("k") == crc32c(data_of(size, size)), size
+    with suppress(NotFound):
+        assert await store.stored_crc32c("absent") is None
+
+
+@bug("store/stored_checksums_are_of_what_replaced_an_object", _checksum_of)
+class ChecksumHasASign(ServiceStore):
+    """The checksum is unpacked with a sign (`>i`): half of them are negative.
+
+    Breaks "Where `stored_crc32c` returns a number, it is the object's CRC-32C": sound objects are called
+    damaged.
+    """
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        stored = await super().stored_crc32c(key)
+        assert stored is not None
+        return stored - 2**32 if stored >= 2**31 else stored

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import count
+from typing import Any
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.object_metadata import NO_METADATA
+from offload.contracts.object_metadata import NO_METADATA, check_metadata
 from offload.contracts.store import Body, Unfinished, Upload, check_key
 from offload.formats.checksums import crc32c
-from offload.ground.errors import AlreadyExists, Misuse
+from offload.ground.errors import AlreadyExists, Misuse, NotFound, TryAgain
 from offload.store.memory import MemoryStore, _MemoryUpload
 from offload.store.wrap import UploadDecorator
-from offload_conformance.bugs.registry import bug
+from offload_conformance.bugs.registry import OpenClient, bug
+from offload_conformance.bugs.sound import proofs
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import data_of, raises
+from offload_conformance.bugs.sound.service import ServiceStore, ServiceUpload
+from offload_conformance.bugs.sound.views import ended
+from offload_conformance.bugs.sound.wrappers import Wrapped
 from offload_conformance.bugs.store.shared import BEGUN, LIMIT, MIB, Collected, Shared
 
 
@@ -491,3 +499,363 @@ class SumsPartsAsTheyArrive(MemoryStore):
 
     async def stored_crc32c(self, key: str) -> int | None:
         return self.sums.get((id(self.objects), key))
+
+
+class OwnUpload(SharedMemory):
+    """A store whose uploads are of the class `UPLOAD`."""
+
+    UPLOAD = _MemoryUpload
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        upload = await super().start_upload(key, metadata=metadata)
+        self._unfinished[upload._id] = mine = self.UPLOAD(self, key, upload._id, metadata)
+        return mine
+
+
+class DiesOfFailure(_MemoryUpload):
+    """An upload that ends with a failed completion."""
+
+    async def complete(self) -> None:
+        try:
+            await super().complete()
+        except Misuse:
+            self._failed = True
+            raise
+
+    async def abort(self) -> None:
+        if getattr(self, "_failed", False):
+            raise NotFound(self.key, store="NoSuchUpload")
+        await super().abort()
+
+    __slots__ = ("_failed",)
+
+
+async def shows_abort_after_failure(open_: OpenClient) -> None:
+    upload = await open_().start_upload("a")
+    await upload.put_part(2, b"1")
+    await raises(Misuse, upload.complete())
+    await upload.abort()
+
+
+@bug("store/uploads_lack_no_part", shows_abort_after_failure)
+class AbortAfterFailure(OwnUpload):
+    """The server ends an upload if it refuses its completion, and the following abort gets NoSuchUpload.
+
+    Breaks "Idempotent; also right after a failed `complete`."
+    """
+
+    UPLOAD = DiesOfFailure
+
+
+async def _all_are_aborted(open_: OpenClient) -> None:
+    store = open_()
+    for number in range(6):
+        await store.start_upload(f"k{number}")
+    for each in await store.unfinished_uploads(""):
+        await store.abort_upload(each)
+    assert list(await store.unfinished_uploads("")) == []
+
+
+@bug("store/unfinished_uploads_are_all_told", _all_are_aborted)
+class UploadsOfTheMoment(ServiceStore):
+    """The unfinished uploads are a view of the client's table, which shrinks while a caller walks over it.
+
+    Breaks "Return the unfinished uploads of keys that begin with `prefix`": a `Sequence` is no view. Costs a
+    sweep, which leaves every second upload.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.table: list[Unfinished] = []
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        self.table[:] = await super().unfinished_uploads(prefix)
+        return self.table
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        await super().abort_upload(upload)
+        self.table[:] = [each for each in self.table if each.upload_id != upload.upload_id]
+
+
+async def _aborted_is_as_before(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("k", Body.of(b"x", metadata={"kind": "old"}))
+    upload = await store.start_upload("k", metadata={"kind": "new"})
+    await upload.put_part(1, b"y")
+    await upload.abort()
+    assert await store.metadata_of("k") == {"kind": "old"}
+
+
+@bug("store/uploads_replace_whole", _aborted_is_as_before)
+class AbortTakesTheMetadata(SharedMemory):
+    """The metadata of an upload is a row under its key from the start, and an abort removes the row.
+
+    Breaks "Until `complete` returns, an existing object keeps its own". Costs an object whose replacement was
+    given up.
+    """
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        store = self
+
+        class Undescribed(Wrapped):
+            async def abort(self) -> None:
+                await super().abort()
+                if key in store.objects:
+                    await store.put(key, Body.of(bytes(store.objects[key])))
+
+        return Undescribed(await super().start_upload(key, metadata=metadata))
+
+
+async def _put_again_after_an_error(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("k")
+    await ended(upload.put_part(1, data_of(100)), upload.put_part(1, data_of(100)))
+    await upload.put_part(2, b"end")
+    await upload.complete()
+    assert await store.get("k") == data_of(100) + b"end"
+
+
+@bug("store/uploads_take_a_part_again", _put_again_after_an_error)
+class PartsAreAppended(ServiceStore):
+    """A part that is put again while the first put of it is under way is appended to it.
+
+    Breaks "A number may be put again with the same bytes" and "at the same time". Costs a put that is
+    repeated because its reply was late.
+    """
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        open_parts: dict[int, int] = {}
+
+        class Appending(Wrapped):
+            async def put_part(self, number: int, data: bytes) -> None:
+                open_parts[number] = open_parts.get(number, 0) + 1
+                try:
+                    await super().put_part(number, data * open_parts[number])
+                finally:
+                    open_parts[number] -= 1
+
+        return Appending(await super().start_upload(key, metadata=metadata))
+
+
+async def _many_calls(call: Callable[[Any, int], Any], open_: OpenClient) -> None:
+    store = open_()
+    for number in range(150):
+        await call(store, number)
+
+
+async def _handles_of_uploads(open_: OpenClient) -> None:
+    async def aborted(store: Any, number: int) -> None:
+        upload = await store.start_upload(f"k{number}")
+        await upload.put_part(1, b"x")
+        await upload.abort()
+
+    await _many_calls(aborted, open_)
+
+
+@bug("store/unfinished_uploads_are_all_told", _handles_of_uploads)
+class AbortedUploadsCount(ServiceStore):
+    """A client has at most 100 uploads under way, and an aborted one is counted for ever.
+
+    Breaks "Discard the parts", and what they hold. Costs a writer whose uploads failed now and then: after a
+    week it can begin no more.
+    """
+
+    running = 0
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        if metadata:
+            raise Misuse("the store keeps no metadata, and an object has some")
+        if self.running >= 100:
+            raise TryAgain(f"{self.url}: too many uploads")
+        self.running += 1
+        store = self
+
+        class Counting(Wrapped):
+            async def complete(self) -> None:
+                await super().complete()
+                store.running -= 1
+
+        return Counting(await super().start_upload(key))
+
+
+async def _small_parts(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("k")
+    await upload.put_part(1, b"one")
+    await upload.put_part(2, b"two")
+    await upload.complete()
+    assert await store.get("k") == b"onetwo"
+
+
+@bug("store/uploads_are_whole", _small_parts)
+class PartsHaveALeastSize(ServiceStore):
+    """The service takes no parts below 64 KiB but the last, and the client does not declare it.
+
+    Breaks "A number is a limit that the store really has": `part_size_bytes_min` is 1. Costs an upload that
+    fails at its end.
+    """
+
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
+        check_metadata(metadata, self.capabilities)
+
+        class Strict(ServiceUpload):
+            async def complete(self) -> None:
+                if any(size < 64 * 1024 for size in [*self.sizes.values()][:-1]):
+                    raise Misuse(f"{self.key!r}: a part is too small")
+                await super().complete()
+
+        return Strict(self, key, await self.ask(self.service.begin, check_key(key)))
+
+
+async def _nothing_at_the_start(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("k")
+    await proofs.raises(NotFound, open_().get("k"))
+    await upload.put_part(1, b"x")
+    assert await proofs.names(open_()) == []
+    await upload.abort()
+    assert await proofs.names(open_()) == []
+
+
+@bug("store/an_aborted_upload_leaves_nothing", _nothing_at_the_start)
+class UploadsBeginWithAnEmptyObject(ServiceStore):
+    """The service creates an empty object with the first part, unless an object exists.
+
+    Breaks "Nothing is visible under its key until `complete` returns": a fragment of no bytes is listed, and
+    called damaged.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        return _Beginning(self, check_key(key), await self.ask(self.service.begin, key))
+
+
+class _Beginning(ServiceUpload):
+    async def put_part(self, number: int, data: bytes) -> None:
+        await super().put_part(number, data)
+        await self.store.ask(self.store.service.create, self.key, b"")
+
+
+class OverTooEarly(_MemoryUpload):
+    """An upload that counts as ended after a failed completion."""
+
+    async def complete(self) -> None:
+        try:
+            await super().complete()
+        except Misuse:
+            self._over = True
+            raise
+
+    async def abort(self) -> None:
+        if not self._over:
+            await super().abort()
+
+
+async def shows_failed_is_over(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("a")
+    await upload.put_part(2, b"12")
+    await raises(Misuse, upload.complete())
+    await upload.abort()
+    assert await store.unfinished_uploads("") == []
+
+
+@bug("store/uploads_lack_no_part", shows_failed_is_over)
+class FailedIsOver(OwnUpload):
+    """An upload whose `complete` failed counts as ended, so its abort sends no request.
+
+    Breaks "Idempotent; also right after a failed `complete`": its parts stay, and are paid for.
+    """
+
+    UPLOAD = OverTooEarly
+
+
+async def _abort_again(open_: OpenClient) -> None:
+    store = open_()
+    upload = await store.start_upload("k")
+    await upload.put_part(2, b"x")
+    await proofs.raises(Misuse, upload.complete())
+    await upload.abort()
+    await upload.abort()
+    unfinished = await (await _begun(store)).unfinished_uploads("u")
+    for _ in range(2):
+        for each in unfinished:
+            await store.abort_upload(each)
+
+
+async def _begun(store: Any) -> Any:
+    await store.start_upload("u")
+    return store
+
+
+@bug("store/an_aborted_upload_leaves_nothing", _abort_again)
+class SecondAbortIsNotFound(ServiceStore):
+    """The service answers `NotFound` for an upload that no longer exists, and the client raises it.
+
+    Breaks "Forget the parts. Idempotent": the retry of an abort whose reply was lost fails.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        return _Aborting(self, check_key(key), await self.ask(self.service.begin, key))
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        if upload.upload_id not in self.service.uploads:
+            raise NotFound(upload.key)
+        await super().abort_upload(upload)
+
+
+class _Aborting(ServiceUpload):
+    async def abort(self) -> None:
+        if self.name not in self.store.service.uploads:
+            raise NotFound(self.key)
+        await super().abort()
+
+
+async def _complete_replaces(open_: OpenClient) -> None:
+    store = open_()
+    await store.put("k", Body.of(b"old"))
+    upload = await store.start_upload("k")
+    await upload.put_part(1, b"new")
+    await upload.complete()
+    assert await store.get("k") == b"new"
+
+
+@bug("store/uploads_of_one_key_do_not_mix", _complete_replaces)
+class CompleteLeavesWhatIsThere(ServiceStore):
+    """`complete` publishes with create-if-absent. It takes an existing object for its own, with a lost reply.
+
+    Breaks "Make the object visible": the old object stays, and the new one is gone.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        return _Creating(self, check_key(key), await self.ask(self.service.begin, key))
+
+
+class _Creating(ServiceUpload):
+    async def complete(self) -> None:
+        if self.key in self.store.service.objects and sorted(self.sizes) == [*range(1, len(self.sizes) + 1)]:
+            await self.abort()
+        else:
+            await super().complete()
+
+
+async def _age_stays(open_: OpenClient) -> None:
+    store = open_()
+    await store.start_upload("u")
+    [before] = await store.unfinished_uploads("u")
+    await asyncio.sleep(0.05)
+    [after] = await store.unfinished_uploads("u")
+    assert before == after
+
+
+@bug("store/unfinished_uploads_tell_when_they_began", _age_stays)
+class UploadsBeginWhenTheyAreListed(ServiceStore):
+    """An upload's start is the time of the listing, since the service does not report another.
+
+    Breaks "`started_ms`: when it was begun": no upload is ever old enough to be aborted.
+    """
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        now_ms = int(asyncio.get_running_loop().time() * 1000) + 1_700_000_000_000
+        return [
+            Unfinished(each.key, each.upload_id, now_ms) for each in await super().unfinished_uploads(prefix)
+        ]

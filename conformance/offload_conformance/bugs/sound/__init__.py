@@ -1,0 +1,1 @@
+"""Sound classes from which bugs are made, and helpers of the proofs."""
