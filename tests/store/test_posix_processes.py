@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from campaign import campaign
 from offload_conformance import Asynchronous, Run
 from offload_posix import PosixStore
 
@@ -52,6 +53,7 @@ def in_small_namespace(folder: Path, script: str) -> str:
 
 
 class TestProcesses(Asynchronous):
+    @campaign("eight processes that create one object in a folder; make test has the clause that says it")
     def test_exactly_one_of_eight_processes_creates_an_object(self, tmp_path: Path, run: Run) -> None:
         """The processes wait for each other before each round. The object holds the bytes of the one that
         reports a win.
