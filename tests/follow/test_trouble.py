@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from offload import Session, SourceStream
 from offload.contracts.events import StreamPaused, StreamResumed, TookOver
 from offload.contracts.source import Snapshot
 from offload.copy.hold_back import Arrival, Arrivals, vouched_end
+from offload.copy.log_order import LogPlace, LogTurns
 from offload.follow.follower import Follower
 from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowState, Wait
@@ -389,16 +390,17 @@ class TestALongWait:
             world.source.append(3)
             lagging.append(2)
 
-            @asynccontextmanager
-            async def turn() -> Any:
-                await world.run(leader, 2 * LAG)
-                yield
+            class LateTurns(LogTurns):
+                @asynccontextmanager
+                async def turn(self, place: LogPlace | None) -> AsyncGenerator[None, None]:
+                    await world.run(leader, 2 * LAG)
+                    yield
 
             late = world.follower(replace(RULES, hold_back_seconds=0.0), source=lagging)
             world.clock.now += LAG
             await late.step()
             world.clock.now += LAG
-            await late.step(turn())
+            await late.step(LateTurns(1))
 
             assert (late.state, late.status.error) == (FollowState.STANDBY, None)
             assert (world.told(TookOver), await world.committed()) == (1, 30)
@@ -517,10 +519,11 @@ class TestStatus:
                 emit=lambda event: seen.append(follower.status.waits),
             )
 
-            @asynccontextmanager
-            async def turn() -> AsyncIterator[None]:
-                seen.append(follower.status.waits)
-                yield
+            class NotedTurns(LogTurns):
+                @asynccontextmanager
+                async def turn(self, place: LogPlace | None) -> AsyncGenerator[None, None]:
+                    seen.append(follower.status.waits)
+                    yield
 
             async def note(step: Awaitable[float]) -> None:
                 await step
@@ -530,7 +533,7 @@ class TestStatus:
             world.source.append()
             await note(follower.step())
             world.clock.now += LAG
-            await note(follower.step(turn()))
+            await note(follower.step(NotedTurns(1)))
             assert [*dict.fromkeys(seen)] == [Wait.NOTHING, Wait.MORE, Wait.TURN, Wait.COPY]
             assert seen[-1] is Wait.NOTHING
             world.source.committed_offset = world.source.next_offset
