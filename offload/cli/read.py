@@ -70,7 +70,7 @@ PartNumber = Annotated[
         "--part",
         metavar="N",
         min=1,
-        help="Begin in this part of STREAM: --from is a position in it. Reading goes on in the later parts. "
+        help="Begin in this part of STREAM: --from is a position in it. Later parts follow. "
         "Default: --from is a position in all parts together.",
     ),
 ]
@@ -158,7 +158,7 @@ def read(
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
 
-    If STREAM goes on in further parts, they are printed too. The name of a later part prints that part alone.
+    If STREAM has further parts, they are printed too. The name of a later part prints that part alone.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     beside = Beside.of(source, priority, hold_back, broker)
@@ -170,8 +170,8 @@ def read(
             state.opened_to_read(tier, option) as catalogue,
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
-            runs = _runs_from(reader, await place_in(reader, position, part), output, follow=follow)
-            await _print(runs, await _until(reader, end), limit, output, reader)
+            place, until = await place_in(reader, position, part, output.decoder), await _until(reader, end)
+            await _print(_runs_from(reader, place, output, follow=follow), until, limit, output, reader)
 
     _ended(main, output)
 
@@ -273,6 +273,7 @@ class _Output:
     """Writes messages to stdout in large pieces, and remembers the last one."""
 
     def __init__(self, how: Format, decoder: Decoder | None, chosen: ChunkFilter | None) -> None:
+        self.decoder: Final = decoder
         self._render = renderer(how, decoder)
         self._lines = message_lines(how, decoder)
         self._runs: list[PartRun] = []

@@ -75,7 +75,7 @@ def verify(
 def _tell_so_far(
     state: CommandContext, report: VerifyReport, stop: BaseException, *, json: bool, verbose: bool
 ) -> None:
-    """Report what was found before an error or Ctrl-C, whose text then says how to go on."""
+    """Report what was found before an error or Ctrl-C, whose text then says how to resume."""
     if isinstance(stop, KeyboardInterrupt):
         _tell(state, report, json=json, verbose=verbose, to_the_end=False)
         raise KeyboardInterrupt(so_far(report)) from stop

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
+import numpy as np
+
+from offload.model.record_columns import ByteColumn, HeaderColumn, Integers, RecordBytes
 from offload.model.value_text import value_text
 
 __all__ = ["Decoded", "Decoder"]
@@ -32,6 +34,9 @@ class Decoder(ABC):
     holds_several: ClassVar[bool] = False
     """True if one record may hold several messages. Such a decoder overrides `messages`."""
 
+    has_timestamps: ClassVar[bool] = False
+    """True if records may have times of their own. Such a decoder overrides `timestamps`."""
+
     @abstractmethod
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the value of each record as bytes. A value that is neither bytes nor text is JSON."""
@@ -47,6 +52,15 @@ class Decoder(ABC):
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
         """Return the headers that an application wrote: text as UTF-8, other values as JSON, in order."""
         return [[] for _ in records]
+
+    def timestamps(self, records: RecordBytes) -> Integers:
+        """Return the time of each record in milliseconds since 1970, as the record itself states it.
+
+        It is -1 if a record states none, and by default for every record. A record with several messages has
+        one time. Not promised: that times ascend, or that they are near the time at which the broker stored
+        the record. Producers write them.
+        """
+        return np.full(len(records), -1, np.int64)
 
     def messages(self, records: Sequence[bytes]) -> Iterable[tuple[int, Decoded]]:
         """Yield every message, in order, each with the number of its record in `records`.

@@ -39,7 +39,7 @@ class RowChoice(ABC):
 
     **Answers do not move.** Equal questions get equal answers: a reader asks again after damage, and after a
     trim or a compaction, which may have cut the same chunks into other fragments.
-    **Questions may wait**, for example for an index. They go on if the wait of the reader's consumer is
+    **Questions may wait**, for example for an index. They continue if the wait of the reader's consumer is
     cancelled, and end when the reader is closed. Questions about later fragments may come before the chunks
     of earlier ones are delivered.
     **An error ends the reading**, after all wanted chunks before the fragment or run that it is about.

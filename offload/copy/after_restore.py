@@ -37,7 +37,7 @@ __all__ = ["begin_behind", "open_behind", "refuse_gone_on", "restored_part"]
 
 
 def restored_part(live: Sequence[LivePart], header: bytes = b"") -> LivePart:
-    """Return the part, with its state, behind which a restore of all `live` parts goes on.
+    """Return the part, with its state, behind which a restore of all `live` parts continues.
 
     It is the newest one, without those that begin behind a restore and were never used. `header` is that of
     the last restored chunk in the target: a part that begins behind it was begun by an earlier run.
@@ -52,7 +52,7 @@ def restored_part(live: Sequence[LivePart], header: bytes = b"") -> LivePart:
 
 
 async def refuse_gone_on(part: PartOnTier) -> None:
-    """Raise `Diverged` if the stream has gone on in a part that no restore began. To be asked before one."""
+    """Raise `Diverged` if the stream continues in a part that no restore began. To be asked before one."""
     for later, manifest in await _live_behind(part):
         if not later.behind and manifest is not None:
             raise _gone_on(later)
@@ -66,10 +66,10 @@ async def begin_behind(
     env: Env,
     emit: Callable[[Event], None],
 ) -> PartOnTier:
-    """Let the stream go on behind the chunk with this header in a new part, and return the part.
+    """Begin a new part of the stream behind the chunk with this header, and return the part.
 
     `restored` is the state of `part` that was restored. May be repeated: it then returns the same part.
-    Raises `TryAgain` if the archive has grown since, and `Diverged` if the stream has gone on in another
+    Raises `TryAgain` if the archive has grown since, and `Diverged` if the stream continues in another
     part.
     """
     last, begun_behind = part, await _live_behind(part)
@@ -86,7 +86,7 @@ async def begin_behind(
     # Whoever copies the first data makes sure that it is encrypted if the part before is.
     begun = await last.record_next(partial(part.offloader.begin_part, before=None), behind=header)
     if begun.behind != header:
-        raise Conflict(f"stream {part.stream!r} has gone on as {begun.name!r} meanwhile")
+        raise Conflict(f"stream {part.stream!r} continues as {begun.name!r} meanwhile")
     await open_behind(begun, env=env)
     first, ended = end_of_chunk(header), restored.next_offset
     emit(PartBegun(stream=part.stream, part=begun.number, first_offset=first, ended_offset=ended))
@@ -132,7 +132,7 @@ async def _live_behind(part: PartOnTier) -> list[tuple[PartOnTier, Manifest | No
 
 def _gone_on(later: PartOnTier) -> Diverged:
     return Diverged(
-        f"stream {later.stream!r} has gone on as {later.name!r}: restore that part with --new-part, or all "
+        f"stream {later.stream!r} continues as {later.name!r}: restore that part with --new-part, or all "
         f"parts, into a new stream: offload restore TIER {later.stream} TARGET --new-part"
     )
 

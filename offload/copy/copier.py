@@ -12,7 +12,7 @@ beside the writer. A commit of the writer then shows an end that its own appends
 (`StreamWriter.reached`), or is refused. Either ends the copy with `Conflict`, and the next one begins with a
 comparison.
 
-A stream that has gone on in a later part takes no more data. `copy.next_part` has the proof.
+A stream that has a later part takes no more data. `copy.next_part` has the proof.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class StreamCopier:
 
 
 def _refuse_end_of_others(writer: StreamWriter) -> None:
-    """Raise `Conflict` if a job appended beside this writer: nothing goes on behind what was not compared."""
+    """Raise `Conflict` if a job appended beside this writer: its data must be compared first."""
     end = writer.manifest.next_offset
     if end != writer.reached:
         raise Conflict(

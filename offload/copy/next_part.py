@@ -1,4 +1,4 @@
-"""The parts of a stream for whoever copies to it, and going on in a new one (docs/adr/0025-parts.md).
+"""The parts of a stream for whoever copies to it, and beginning a new one (docs/adr/0025-parts.md).
 
 `PartOnTier` is one part. A copier, a sync and a follower hold one, and ask it for the newest and the next
 part; nothing else in `copy`, `follow` and `managed` knows how parts are named, recorded and closed. Readers
@@ -79,7 +79,7 @@ FINAL: Final = (Divergence.GAP, Divergence.FORK)
 """The divergences that cannot go away by waiting."""
 
 MOVED: Final = (Diverged, Conflict, Fenced, Corrupt, Denied)
-"""The errors of a part that do not matter if the stream has gone on in a later part."""
+"""The errors of a part that do not matter if the stream has a later part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class PartOnTier:
         """Raise `Conflict` if a later part exists. Called after a claim, before anything is appended."""
         later = await self.newest()
         if later is not None:
-            raise Conflict(f"stream {self.name!r} has gone on as {later.name!r}")
+            raise Conflict(f"stream {self.name!r} continues as {later.name!r}")
 
     async def close_before(self, *, source_epoch: int, env: Env) -> Manifest | None:
         """Fence every writer of the part before this recorded one. Raises `Fenced` for a deposed source.
@@ -304,7 +304,7 @@ async def check_empty(part: StreamPart, committed: CommittedStream, snapshot: Sn
     # still has: a copy would leave that out.
     if part.number > 1 and snapshot.first_offset < committed.next_offset:
         raise Diverged(
-            f"stream {part.name!r} holds nothing and goes on at offset {committed.next_offset}, "
+            f"stream {part.name!r} holds nothing and continues at offset {committed.next_offset}, "
             f"but the source begins at {snapshot.first_offset}; {PAGE}",
             kind=Divergence.FORK,
         )

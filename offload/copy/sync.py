@@ -5,7 +5,7 @@ the source does not continue; chunks before a damaged one are committed, and not
 error does not stop the others, unless the store refuses every request.
 
 A stream that the source does not continue stays as it is, and the report has the error. With `new_part` it
-goes on in a new part. A stream that has parts is synced to the newest one (`copy.next_part`).
+continues in a new part. A stream that has parts is synced to the newest one (`copy.next_part`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StreamReport:
     """The report of a sync on one stream: its outcome, and what is committed now."""
 
     part: StreamPart
-    """The part to which the stream was synced. It is part 1 unless the stream has gone on in others."""
+    """The part to which the stream was synced. It is part 1 unless the stream has others."""
 
     manifest: Manifest | None
     """The newest manifest, or None if nothing was committed."""
@@ -62,7 +62,7 @@ class StreamReport:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the stream can go on in a new part: there is a gap or a fork."""
+        """Whether the stream can continue in a new part: there is a gap or a fork."""
         error = self.error
         return isinstance(error, Diverged) and error.kind in FINAL
 
@@ -96,7 +96,7 @@ async def sync(
     the tier. A report with `StoreDenied`, or with a lost anchor of the tier, is the last one: the other
     streams would fail in the same way.
 
-    With `new_part`, a stream that the source does not continue goes on in a new part, which begins at the
+    With `new_part`, a stream that the source does not continue gets a new part, which begins at the
     source's first offset. That needs a gap, another history at the tier's end, or a last chunk that is
     damaged on the tier. If the source may only lag, the report's error is `Diverged`, as without `new_part`.
     """
@@ -231,7 +231,7 @@ class _StreamSync:
         return await end_in_window(self.stream, snapshot, start, snapshot.next_offset)
 
     async def _copied(self, copier: StreamCopier, snapshot: Snapshot) -> PartOnTier | None:
-        """Copy to one part. Return the part to which the stream goes on, or None if the copy is done."""
+        """Copy to one part. Return the part in which the stream continues, or None if the copy is done."""
         try:
             await copier.compare(snapshot, known_to_be_new=not self.is_tier)
             until = await self._until(copier.start(snapshot), snapshot)

@@ -1,7 +1,8 @@
 """Chunks made of the entries of one ledger: where they are cut, and how they are built.
 
-A chunk takes entries while its data section has at most `CHUNK_DATA_SIZE_BYTES`, or one larger entry. The cut
-depends on nothing but the sizes of the entries from the first one on. So it continues where an earlier cut of
+A chunk takes entries while its data section has at most `CHUNK_DATA_SIZE_BYTES`, or one larger entry, and
+while their times are at most `CHUNK_SPAN_MS` apart. The cut depends on nothing but the sizes and times of the
+entries from the first one on. So it continues where an earlier cut of
 a shorter ledger ended, and two processes cut alike.
 
 A table needs the sizes of all entries. They are measured first, in bounded pieces, and only the cuts are
@@ -40,6 +41,13 @@ CHUNK_DATA_SIZE_BYTES: Final = 2**20
 CHUNK_ENTRIES_MAX: Final = 2**16 - 1
 """A chunk ends before the entry that would exceed one of these. A larger entry is a chunk by itself."""
 
+CHUNK_SPAN_MS: Final = 1000
+"""The most between the times of two entries of one chunk. A reader finds a time by the time of a chunk, which
+is that of its newest entry. Entries of a store that knows one time for a whole ledger are not cut by it."""
+
+_TIMES_AT_ONCE: Final = 64
+"""How many times are looked at first for the end of a span. Then twice as many: short spans are cheap."""
+
 ENTRIES_AT_ONCE: Final = 2**18
 """The most entries that are asked for at once: 2 MiB of sizes, and as much of times."""
 
@@ -60,10 +68,12 @@ class Cuts:
     """Three numbers for each complete chunk: its entries, the size of its data section, and its time."""
     _last: tuple[int, int, int] = (0, 0, 0)
     """The same numbers of the chunk that may grow."""
+    _oldest_ms: int = 0
+    """The time of its oldest entry."""
 
     def copy(self) -> Cuts:
         """Return a copy that takes further entries independently of this one."""
-        return Cuts(self.next_entry, self.size_bytes, self._rows[:], self._last)
+        return Cuts(self.next_entry, self.size_bytes, self._rows[:], self._last, self._oldest_ms)
 
     def add(self, sizes: Sizes, timestamps_ms: EntryTimes) -> None:
         """Cut these entries, which follow."""
@@ -76,11 +86,15 @@ class Cuts:
             room = max(before + CHUNK_DATA_SIZE_BYTES - data_size_bytes, 0)
             stop = int(np.searchsorted(ends, np.uint64(room), side="right"))
             stop = max(min(stop, at + CHUNK_ENTRIES_MAX - count), at if count else at + 1)
+            if stop > at:
+                spans = times[at] if count == 0 else newest_ms, times[at] if count == 0 else self._oldest_ms
+                stop = at + _within_span(times[at:stop], *map(int, spans))
             if stop == at:
                 self._rows.extend(self._last)
                 self._last = 0, 0, 0
                 continue
-            latest_ms = int(times[at:stop].max())
+            latest_ms, oldest_ms = int(times[at:stop].max()), int(times[at:stop].min())
+            self._oldest_ms = min(self._oldest_ms, oldest_ms) if count else oldest_ms
             end = int(ends[stop - 1])
             self._last = (
                 count + stop - at,
@@ -100,6 +114,22 @@ class Cuts:
         table["offset"] = np.uint64(first_offset) + _sums_before(rows[:, 0])
         table["position"] = _sums_before(table["size_bytes"])
         return table
+
+
+def _within_span(times: npt.NDArray[np.int64], newest_ms: int, oldest_ms: int) -> int:
+    """Return how many of these entries join a chunk whose times are these."""
+    at, count = 0, _TIMES_AT_ONCE
+    while at < len(times):
+        here = times[at : at + count]
+        newest = np.maximum(np.maximum.accumulate(here), newest_ms)
+        oldest = np.minimum(np.minimum.accumulate(here), oldest_ms)
+        # Times are any 64 bits, and a difference of two wraps to a negative number, or is exact as unsigned.
+        beyond = newest.view(np.uint64) - oldest.view(np.uint64) > CHUNK_SPAN_MS
+        if beyond.any():
+            return at + int(beyond.argmax())
+        newest_ms, oldest_ms = int(newest[-1]), int(oldest[-1])
+        at, count = at + count, count * 2
+    return len(times)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -604,7 +604,7 @@ class Follower:
             newest = await self.offloader.load_manifest(self._part.name)
         except StreamDeleted as error:
             if self._part.number > 1:
-                # Such a part is over, and the stream is not: it goes on from the parts that are left.
+                # Such a part is over, and the stream is not: it continues from the parts that are left.
                 self._enter(PartOnTier.first(self.offloader, self.stream))
                 return await self._find_newest()
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.

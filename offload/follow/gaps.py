@@ -106,7 +106,7 @@ class Losses:
         self._open = None
 
     def _tell(self, from_offset: int, to_offset: int) -> None:
-        """Report the offsets of a gap that were not reported yet: the broker goes on to delete old data."""
+        """Report the offsets of a gap that were not reported yet: the broker may delete more meanwhile."""
         begin = from_offset
         if self._open is not None and self._open[0] == from_offset:
             begin = max(begin, self._open[1])

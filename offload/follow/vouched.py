@@ -11,8 +11,8 @@ Invariants:
 - A failure, or a second contradiction in a row, gives None. Then `hold_back_seconds` applies, as without a
   broker.
 - Nothing beyond the snapshot is ever vouched for, and what was vouched for stays so.
-- A look at the source waits at most `WAIT_SECONDS` for the broker. The question goes on in a task of its own,
-  and its answer counts at a later look.
+- A look at the source waits at most `WAIT_SECONDS` for the broker. The question continues in a task of its
+  own, and its answer counts at a later look.
 
 A broker that answers, but has not committed the chunk, vouches only for what it vouched for before. That is
 the difference to a broker that is down. A stream then waits, and its lag shows it.

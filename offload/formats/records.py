@@ -239,8 +239,8 @@ def _side_by_side(
     for index, chunks in enumerate(left):
         here = at[:chunks]
         found[slots[:chunks] + index] = here
-        # A walk that a wrong length led astray may be beyond `data`. It reads the last length then, and goes
-        # on: stopping one chunk would cost a test for all, and its end is wrong in any case.
+        # A walk that a wrong length led astray may be beyond `data`. It reads the last length then, and
+        # continues: stopping one chunk would cost a test for all, and its end is wrong in any case.
         at[:chunks] = here + lengths[np.minimum(here, last)] + _LENGTH.size
     ends = np.empty_like(at)
     ends[order] = at

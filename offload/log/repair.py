@@ -3,7 +3,7 @@
 The rules decide what is shown. This module makes the files so, that the next append continues them:
 
     found                                             done                                         in order
-    segments or indexes alone, before the first pair  removed, as a deletion would have gone on    1
+    segments or indexes alone, before the first pair  removed: a deletion was interrupted          1
     a newest pair of at most two headers, not whole   removed: it was being created                2
     an empty pair before an empty one                 removed: the log began elsewhere             2
     records without a sound chunk at the end          cut off the index, then off the segment      3

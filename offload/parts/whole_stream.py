@@ -5,7 +5,7 @@
     await stream.views()        # the newest state of each part that has a commit and was not deleted
     await stream.gaps()         # the offsets between two parts that no part has
 
-A reader, a command or a job begins here, and goes on with names, numbers and views. `copy.next_part` begins,
+A reader, a command or a job begins here, and then has names, numbers and views. `copy.next_part` begins,
 closes and ends parts: that needs claims, and this module sends no request that changes anything.
 
 An object is one look at a stream. It lists the parts once, when they are first asked for, and remembers them:
@@ -16,8 +16,8 @@ more data after the next one has its first root (`copy.next_part`), so the view 
 here holds all of its data. A part that is being rebuilt is an error and never left out: readers would miss
 records, and not know it.
 
-`tests/tier/test_joined_reads.py` compares what is read through parts with a model, while parts begin and end.
-`tests/follow/test_losses.py` has the gaps.
+`tests/tier/test_whole_stream.py` has a test of each. `tests/tier/test_joined_reads.py` compares what is read
+through parts with a model, while parts begin and end.
 """
 
 from __future__ import annotations

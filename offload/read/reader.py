@@ -11,7 +11,7 @@ Then the newest view decides:
                                               view, at its first offset if that is higher. `Skipped` is then
                                               reported
 
-A stream that goes on in further parts is read with them: `messages` continues in the next part, and `joined`
+A stream that has further parts is read with them: `messages` continues in the next part, and `joined`
 has the rules. Everything else here reads one part.
 
 Invariants: the offsets of a part ascend, and each is delivered once; every delivered byte was checked; every
@@ -248,7 +248,7 @@ class StreamReader:
     async def refresh(self) -> bool:
         """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
 
-        What was opened before, such as `windows`, goes on with the state that it began with. Raises
+        What was opened before, such as `windows`, keeps the state with which it began. Raises
         `StreamDeleted` if the newest part was deleted, or begun again since.
         """
         return self._take(

@@ -60,7 +60,7 @@ class Archive:
     """The first offset that is not read."""
 
     behind: Collection[bytes] = ()
-    """The headers of restored chunks behind which an earlier part went on (`copy.after_restore`)."""
+    """The headers of restored chunks behind which an earlier part continued (`copy.after_restore`)."""
 
     is_continued: bool = False
     """True if the offsets are those of the source of the part before, from its end on or behind a gap."""

@@ -1,9 +1,9 @@
 """Reading a stream's chunks a window at a time, with several requests in flight, also across fragments.
 
-Invariants: windows come in order, each once; a fetch goes on if the wait for it is cancelled, and its window
-stays first in line; an error ends the iteration after all chunks before it were delivered. Memory is bounded:
-`in_flight` windows of `READ_WINDOW_SIZE_BYTES` (or one larger chunk each), and the indexes of the fragments
-that they touch and of the next one. A consumer that takes one window costs no request beyond it.
+Invariants: windows come in order, each once; a fetch continues if the wait for it is cancelled, and its
+window stays first in line; an error ends the iteration after all chunks before it were delivered. Memory is
+bounded: `in_flight` windows of `READ_WINDOW_SIZE_BYTES` (or one larger chunk each), and the indexes of the
+fragments that they touch and of the next one. A consumer that takes one window costs no request beyond it.
 
 Requests: the first window of a fragment has one of its own. A reader that takes it gets all that it wants of
 the fragment by one further request, if the store can answer several reads from one reply (`Span.follows`),

@@ -12,8 +12,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
 from offload.contracts.decoder import Decoded, Decoder
 from offload.ground.errors import Corrupt
+from offload.model.record_columns import Integers, RecordBytes
 from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.messages import EntryMessage, PulsarEntry
 
@@ -33,6 +36,7 @@ class PulsarDecoder(Decoder):
     """A decoder of Pulsar's entries."""
 
     holds_several: ClassVar[bool] = True
+    has_timestamps: ClassVar[bool] = True
 
     def __init__(self) -> None:
         """Raise `Misuse` if the library of the messages is not installed."""
@@ -63,6 +67,10 @@ class PulsarDecoder(Decoder):
     def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
         """Return the key of each entry: of its only message, or None for a batch whose keys differ."""
         return [_common_key(_messages(record)) for record in records]
+
+    def timestamps(self, records: RecordBytes) -> Integers:
+        """Return the time at which each entry was published. All messages of a batch have one time."""
+        return np.fromiter((_published_ms(record) for record in records.to_list()), np.int64, len(records))
 
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
         """Return the properties of all messages of each entry, in order."""
@@ -96,6 +104,14 @@ def _messages(record: bytes) -> Iterator[EntryMessage]:
         yield _raw(record, str(error))
     else:
         yield from entry.messages(where=_WHERE)
+
+
+def _published_ms(record: bytes) -> int:
+    try:
+        found = PulsarEntry.decode(record, where=_WHERE).publish_ms
+    except Corrupt:
+        return -1
+    return found if found < 2**63 else -1  # a producer may have sent any 64 bits
 
 
 def _raw(record: bytes, error: str) -> EntryMessage:

@@ -6,20 +6,27 @@ A record that is no AMQP message stays raw, with empty sections, because the bro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+import numpy as np
 
 from offload.contracts.decoder import Decoded, Decoder
 from offload.ground.errors import Corrupt
-from offload.model.record_columns import ByteColumn, HeaderColumn, RecordBytes
+from offload.model.record_columns import ByteColumn, HeaderColumn, Integers, RecordBytes
 from offload_rabbitmq._amqp_columns import AmqpColumns
 from offload_rabbitmq._amqp_templates import ROUTING_KEY, as_bytes
-from offload_rabbitmq.amqp import data_bodies, decode, to_jsonable
+from offload_rabbitmq.amqp import Timestamp, data_bodies, decode, to_jsonable
+
+RECEIVED_TIME: Final = "x-opt-rabbitmq-received-time"
+"""The annotation of RabbitMQ's interceptor `message_interceptors.incoming.set_header_timestamp`."""
 
 NO_SECTIONS: Final[dict[str, Any]] = {"properties": {}, "application_properties": {}, "annotations": {}}
 
 
 class AmqpDecoder(Decoder):
     """A decoder of AMQP 1.0 messages. It is for one thread at a time."""
+
+    has_timestamps: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._columns = AmqpColumns(_decoded, _body_alone, _rest)
@@ -48,6 +55,10 @@ class AmqpDecoder(Decoder):
     def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
         """Return the routing key that RabbitMQ adds to a message for an exchange, else the subject."""
         return [_key(decoded.sections) for decoded in self.decode(records)]
+
+    def timestamps(self, records: RecordBytes) -> Integers:
+        """Return the creation time of each message, else the time at which RabbitMQ notes that it came."""
+        return np.fromiter((_time_ms(record) for record in records.to_list()), np.int64, len(records))
 
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
         """Return the application properties."""
@@ -80,6 +91,15 @@ def _body_alone(record: bytes) -> bytes:
     except Corrupt:
         value = _decoded(record).value
     return value if isinstance(value, bytes) else as_bytes(value)
+
+
+def _time_ms(record: bytes) -> int:
+    try:
+        message = decode(record)
+    except Corrupt:
+        return -1
+    times = message.properties.get("creation_time"), message.message_annotations.get(RECEIVED_TIME)
+    return next((int(time) for time in times if isinstance(time, Timestamp) and time >= 0), -1)
 
 
 def _key(sections: Mapping[str, Any]) -> bytes | None:

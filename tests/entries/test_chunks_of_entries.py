@@ -14,8 +14,9 @@ from entry_store import EntryStore, Ledger, bodies, synced
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload import Misuse, ObjectStoreOffloader, build_chunk, open_tier
+from offload import Misuse, ObjectStoreOffloader, StreamReader, build_chunk, open_tier
 from offload.contracts.entries import EntryRun
+from offload.entries import chunks as chunks_module
 from offload.entries.chunks import CHUNK_DATA_SIZE_BYTES, CHUNK_ENTRIES_MAX, Cuts, EntryHandle
 from offload.formats.entries import encode_entries, encode_run
 from offload.model.chunk_table import ChunkTable
@@ -32,6 +33,13 @@ sizes_of_entries = st.lists(
 )
 
 
+times_of_entries = st.one_of(
+    st.integers(-5, 5),
+    st.integers(-900, 900),
+    st.sampled_from([0, 999, 1000, 1001, -(2**63), 2**63 - 1]),
+)
+
+
 def entry(rank: int, size_bytes: int) -> bytes:
     """Return an entry that differs from the others of its size."""
     return (b"%d," % rank * (size_bytes // 2 + 1))[:size_bytes]
@@ -40,11 +48,14 @@ def entry(rank: int, size_bytes: int) -> bytes:
 def chunks_by_hand(entries: Sequence[bytes], times_ms: Sequence[int]) -> bytes:
     """Return the chunks of one ledger, built one entry after the other."""
     runs: list[list[int]] = []
-    size = 0
+    size = low = high = 0
     for rank, body in enumerate(entries):
         size += 4 + len(body)
-        if not runs or size > CHUNK_DATA_SIZE_BYTES or len(runs[-1]) == CHUNK_ENTRIES_MAX:
+        low, high = min(low, times_ms[rank]), max(high, times_ms[rank])
+        is_full = size > CHUNK_DATA_SIZE_BYTES or high - low > 1000
+        if not runs or is_full or len(runs[-1]) == CHUNK_ENTRIES_MAX:
             runs.append([])
+            low = high = times_ms[rank]
             size = 4 + len(body)
         runs[-1].append(rank)
     return b"".join(
@@ -86,7 +97,7 @@ def test_a_run_is_encoded_as_its_entries_are(entries: list[bytes], gap: int, dat
 @given(sizes_of_entries, st.booleans(), st.data())
 def test_chunks_are_those_of_build_chunk(sizes: list[int], has_sizes: bool, data: st.DataObject) -> None:
     entries = [entry(rank, size) for rank, size in enumerate(sizes)]
-    times = data.draw(st.lists(st.integers(-5, 5), min_size=len(entries), max_size=len(entries)))
+    times = data.draw(st.lists(times_of_entries, min_size=len(entries), max_size=len(entries)))
     store = EntryStore([Ledger(7, entries, times, is_sealed=True)], has_sizes=has_sizes)
 
     _, chunks = asyncio.run(chunks_of(store))
@@ -99,7 +110,8 @@ def test_a_cut_that_goes_on_is_that_of_the_whole(sizes: list[int], data: st.Data
     stops = sorted(data.draw(st.lists(st.integers(0, len(sizes)), max_size=4)))
     whole, pieces = Cuts(0), Cuts(0)
     array = np.array(sizes, np.uint64)
-    times = np.arange(len(sizes), dtype=np.int64) - 3
+    drawn = data.draw(st.lists(times_of_entries, min_size=len(sizes), max_size=len(sizes)))
+    times = np.array(drawn, np.int64)
 
     whole.add(array, times)
     for start, stop in zip([0, *stops], [*stops, len(sizes)], strict=True):
@@ -107,6 +119,64 @@ def test_a_cut_that_goes_on_is_that_of_the_whole(sizes: list[int], data: st.Data
         pieces.add(array[start:stop], times[start:stop])
 
     assert pieces.table(5).tolist() == whole.table(5).tolist()
+
+
+def test_a_chunk_ends_before_its_entries_span_more_than_a_second() -> None:
+    """Also if the span is found only far behind the first entries, or if times fall."""
+    times = [*range(900), 1000, 1001, *[1500] * 400, 400, 2501, 2501]
+    ledger = Ledger(0, [b"x"] * len(times), times, is_sealed=True)
+
+    rows, chunks = asyncio.run(chunks_of(EntryStore([ledger])))
+
+    assert rows["records"].tolist() == [901, 401, 1, 2]
+    assert rows["timestamp_ms"].tolist() == [1000, 1500, 400, 2501]
+    assert chunks == chunks_by_hand(ledger.entries, ledger.timestamps_ms)
+
+
+def test_the_oldest_entry_of_a_span_may_lie_anywhere_in_it() -> None:
+    times = [1000, *[500] * 9, 0, *[500] * 200, 1001, 1001]
+    cuts = Cuts(0)
+
+    cuts.add(np.ones(len(times), np.uint64), np.array(times, np.int64))
+
+    assert cuts.table(0)["records"].tolist() == [211, 2]
+
+
+def test_entries_of_one_time_are_cut_by_size_alone() -> None:
+    """Nothing is known of the times of entries if a store has one time for all of them."""
+    cuts = Cuts(0)
+
+    cuts.add(np.full(5000, 10, np.uint64), 1_700_000_000_000)
+
+    assert cuts.table(0)["records"].tolist() == [5000]
+
+
+def test_a_tier_that_was_written_with_longer_spans_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version cut by size alone. Its last chunk is compared, and the next one begins behind it."""
+    store, tier = EntryStore(), ObjectStoreOffloader(MemoryStore())
+    ledger = store.begin(3)
+
+    def grow(first: int) -> None:
+        for number in range(first, first + 10):
+            ledger.add(b"%d" % number, timestamp_ms=number * 700)
+
+    async def scenario() -> None:
+        grow(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(chunks_module, "CHUNK_SPAN_MS", 2**63)
+            assert (await synced(store, tier)).error is None
+        grow(10)
+        store.restart()
+        assert (await synced(store, tier)).error is None
+        store.begin(4, b"20")
+        assert (await synced(store, tier)).error is None
+
+        assert await bodies(tier) == [b"%d" % number for number in range(21)]
+        reader = await StreamReader.open(tier, "orders")
+        spans = [len(batch.bodies) async for batch in reader.messages(0)]
+        assert spans == [10, 2, 2, 2, 2, 2, 1]
+
+    asyncio.run(scenario())
 
 
 def test_a_chunk_has_no_more_entries_than_its_header_can_count() -> None:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, Part, SealedKind, unwrapped
+from offload.formats.sealing import TAG_SIZE_BYTES, DataKey, SealedKind, SealedRange, unwrapped
 from offload.ground.errors import Corrupt, Denied
 
 PLAIN: Final = b"a customer's order"
 GOLDEN: Final = "1aac5458a08580915bd400857344d793eb314eb0ac66149afec74472de6faf576238"
 """`PLAIN` at `PART`, under a key of zeros."""
 
-PART: Final = Part(kind=SealedKind.BLOCK, number=3, plain_size_bytes=len(PLAIN), codec=1)
+PART: Final = SealedRange(kind=SealedKind.BLOCK, number=3, plain_size_bytes=len(PLAIN), codec=1)
 
 
 def fresh(**changes: Any) -> DataKey:
@@ -56,7 +56,7 @@ def test_a_flipped_bit_does_not_open(bit: int) -> None:
         replace(PART, is_last=True),
     ],
 )
-def test_a_block_does_not_open_in_another_place(part: Part) -> None:
+def test_a_block_does_not_open_in_another_place(part: SealedRange) -> None:
     with pytest.raises(Corrupt):
         fresh().open(fresh().seal(PLAIN, PART), part, where="w", position=0)
 

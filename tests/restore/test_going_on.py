@@ -351,7 +351,7 @@ def test_a_restore_that_finds_another_part_begun_meanwhile_begins_none() -> None
 
         late = ObjectStoreOffloader(FaultyStore(world.store, before=rival), env=world.clock.env())
         header, env = world.broker.chunks()[-1][:48], world.clock.env()
-        with pytest.raises(Conflict, match="has gone on as 'orders-part-2' meanwhile"):
+        with pytest.raises(Conflict, match="continues as 'orders-part-2' meanwhile"):
             await begin_behind(PartOnTier.first(late, STREAM), committed, header, env=env, emit=silent)
 
         assert [part.number for part in await world.tier().parts(STREAM)] == [2]

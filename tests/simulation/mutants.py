@@ -48,7 +48,7 @@ from offload.write.writer import StreamWriter, always
 from simulation import people
 from simulation.store import Life
 
-_JUDGE_PAGES, _LOAD, _JUDGE = run_module._StreamRun._judge_pages, SweepPage.load, SweepPage.judge
+_JUDGE_PAGES, _LOAD, _JUDGE = run_module._StreamSweep._judge_pages, SweepPage.load, SweepPage.judge
 _WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
 _GROUPS_IN, _JUDGE_ROOT, _MARK = sweep_page._groups_in, sweep_page._judge_root, sweep_page._mark
 _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
@@ -348,7 +348,7 @@ BUGS: Final[dict[str, Mutant]] = {
         "2.8",
         "the sweep lists before it loads",
         set_to(
-            (run_module._StreamRun, "_judge_pages", _load_then_list), (SweepPage, "load", _loaded_already)
+            (run_module._StreamSweep, "_judge_pages", _load_then_list), (SweepPage, "load", _loaded_already)
         ),
     ),
     "sweep: what is unnamed": Mutant(

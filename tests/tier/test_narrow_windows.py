@@ -154,6 +154,39 @@ def test_a_choice_goes_on_if_the_wait_for_it_is_cancelled(turns: int, cached: bo
     assert len(choice.asked) == 3, "it is asked once about each fragment"
 
 
+class Waiting(Offsets):
+    """A choice that never answers about rows."""
+
+    def __init__(self, wanted: list[int], *, hasty: bool) -> None:
+        super().__init__(wanted, hasty=hasty)
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def of_rows(self, entry: Entry, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        raise AssertionError("nobody sets the event")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("hasty", [False, True])
+def test_a_reader_that_is_closed_ends_the_question_that_waits(hasty: bool, cached: bool) -> None:
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        choice = Waiting([1], hasty=hasty)
+        windows = reader.windows(0, rows_of=choice)
+        waiting = asyncio.ensure_future(anext(windows, None))
+        await choice.begun.wait()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert not choice.ended.is_set()
+        await windows.aclose()
+        assert choice.ended.is_set()
+
+    in_tier(read, cached=cached)
+
+
 class Broken(Offsets):
     """A choice that fails when it is asked about the fragment at `at`."""
 
@@ -273,13 +306,20 @@ def test_small_gaps_are_fetched_and_not_delivered(gap_max: int, requests: int) -
         in_tier(read)
 
 
-@pytest.mark.parametrize(("gap_max", "requests"), [(0, 4), (CHUNK_SIZE_BYTES, 3)])
-def test_a_cache_fetches_small_gaps_in_the_blocks_around_them(gap_max: int, requests: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "gap_max", "requests"),
+    [([0, 1, 3, 5], 0, 4), ([0, 1, 3, 5], CHUNK_SIZE_BYTES, 3), ([0, 3], 2 * CHUNK_SIZE_BYTES, 2)],
+)
+def test_a_cache_fetches_small_gaps_in_the_blocks_around_them(
+    wanted: list[int], gap_max: int, requests: int
+) -> None:
+    """A block may end before a gap. Then the next one begins with a wanted chunk."""
+
     async def read(reader: StreamReader, spans: Spans) -> None:
         cache = BlockCache(2**20, step_size_bytes=CHUNK_SIZE_BYTES)
         again = StreamReader(reader._catalogue, reader.manifest, cache=cache)
-        windows = again.windows(0, until=6, rows_of=Offsets([0, 1, 3, 5]))
-        assert [window.rows["offset"].tolist() async for window in windows] == [[0], [1], [3], [5]]
+        windows = again.windows(0, until=6, rows_of=Offsets(wanted))
+        assert [window.rows["offset"].tolist() async for window in windows] == [[each] for each in wanted]
         await windows.aclose()
         assert len(spans.asked) == 1 + requests, "the index, and the blocks"
         await cache.aclose()

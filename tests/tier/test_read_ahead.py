@@ -10,7 +10,7 @@ from typing import Any, cast
 from cache_world import CacheWorld, checked, run
 
 from offload.cache.contents import Block
-from offload.cache.memory import Room
+from offload.cache.memory import CacheMemory
 from offload.cache.reader_speeds import Pace, Paces
 
 RECORDS = 900
@@ -64,8 +64,8 @@ def a_block(first: int, size_bytes: int, wanted_in: float) -> Block:
     return block
 
 
-def a_room(size_bytes: int, gone: Callable[[Any], None] = lambda kept: None) -> Room:
-    return Room(size_bytes, clock=lambda: 0.0, gone=gone)
+def a_room(size_bytes: int, gone: Callable[[Any], None] = lambda kept: None) -> CacheMemory:
+    return CacheMemory(size_bytes, clock=lambda: 0.0, gone=gone)
 
 
 def test_all_readers_together_read_ahead_in_half_of_the_bound() -> None:

@@ -13,6 +13,7 @@ from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, print_note
 from offload.cli.kit.state import CommandContext
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, Skipped
 from offload.contracts.source import Source
 from offload.follow.vouched import VouchedSource
@@ -21,6 +22,7 @@ from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Positio
 from offload.model.quantities import seconds_from
 from offload.read.joined import part_numbered
 from offload.read.reader import StreamReader, reason_of
+from offload.read.record_times import record_place
 from offload.two_sides.choice import ReadPriority, ReadSide
 from offload.two_sides.tiered import TieredReader
 
@@ -96,7 +98,9 @@ async def open_reader(
         )
 
 
-async def place_in(reader: AnyReader, position: Position, part: int | None) -> PartOffset:
+async def place_in(
+    reader: AnyReader, position: Position, part: int | None, decoder: Decoder | None
+) -> PartOffset:
     """Return the place at which reading begins. Print a note if it is not where the position asks for."""
     if part is None:
         place = await reader.place_of(position)
@@ -110,6 +114,8 @@ async def place_in(reader: AnyReader, position: Position, part: int | None) -> P
         print_note(f"offset {position.offset} is below {below}; reading starts at offset {place.offset}")
     if isinstance(position, AtTime) and (beyond := await _beyond(reader, position, place)):
         print_note(beyond)
+    elif isinstance(position, AtTime) and decoder is not None:
+        return await record_place(reader, position, place, decoder=decoder)
     return place
 
 
