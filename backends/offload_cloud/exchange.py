@@ -138,6 +138,7 @@ class Connection:
                 self._tunnel(self._socket)
             if self.route.scheme == "https":
                 self._socket = self._shaken(self._socket)
+            # Only now: until here a step takes as long as connecting may, which is shorter.
             self._socket.settimeout(self._limits.stall_seconds)
         except BaseException:
             self.close()
@@ -150,6 +151,7 @@ class Connection:
         """Return True if another request may be sent: no exchange is open, and the server is silent."""
         if self._socket is None or self._reply is not None:
             return False
+        # Bytes that nobody asked for, or the end: a request would be lost, or get the reply to another one.
         return not poll(self._socket, select.POLLIN, 0.0)
 
     def send(self, request: Request) -> Reply:
@@ -157,6 +159,7 @@ class Connection:
         assert self._socket is not None
         self._is_early = False
         self._reply = reply = Reply(self._socket)
+        # Set before the first byte: from here on the connection is busy until `finish`, whatever happens.
         with self._failing():
             self._socket.sendall(_head_of(request, self.route))
             self._send_body(self._socket, request.body, reply)
@@ -170,6 +173,7 @@ class Connection:
         if self._reply.status >= HTTPStatus.MULTIPLE_CHOICES:
             # The text of a refusal, which some servers end by hanging up. It is no object, so it may be cut.
             size_bytes_max = UNSIZED_BYTES_MAX
+        # A body that ends with the connection looks whole if it was cut, so an object may not come like this.
         elif size_bytes is None and not self._reply.is_chunked:
             raise self._failed(Cause.ENDLESS)
         codings, stored = (
@@ -199,6 +203,7 @@ class Connection:
         assert self._reply is not None
         if self._reply.size_bytes_left is None:
             return self._read_unsized(self._reply)
+        # The server names the size, so the memory for it may not be there: a failure of this exchange.
         with self._failing():
             whole = io.BytesIO(bytes(self._reply.size_bytes_left))
         with whole.getbuffer() as memory:
@@ -218,6 +223,8 @@ class Connection:
     def finish(self) -> None:
         """End the exchange. The connection is kept if the body has ended, and closed if it has not."""
         reply, self._reply = self._reply, None
+        # Bytes behind the body would be taken for the head of the next reply. After an early answer, the rest
+        # of the request was not sent, and the server would take the next one for it.
         is_over = reply is not None and reply.is_over and not reply.will_close and not reply.holds_more
         if not is_over or self._is_early:
             self.close()
@@ -247,6 +254,7 @@ class Connection:
         )
         try:
             reached = socket.create_connection((host or "", port), self._limits.connect_seconds)
+            # Head and body are two writes, and the second must not wait until the first is acknowledged.
             reached.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, UnicodeError) as exc:
             if self.route.proxy:
@@ -270,6 +278,7 @@ class Connection:
         except (OSError, UnicodeError, BadReply) as exc:
             raise ExchangeError(Cause.NO_PROXY, self.route.place) from exc
         if reply.status in {403, 407}:
+            # The only refusals that a person can mend. Other statuses may pass.
             raise ExchangeError(Cause.PROXY_REFUSES, self.route.place, f"HTTP {reply.status}")
         if reply.status != HTTPStatus.OK or reply.holds_more:
             raise ExchangeError(Cause.NO_PROXY, self.route.place, f"HTTP {reply.status}")
@@ -288,6 +297,7 @@ class Connection:
 
     def _send_body(self, connected: socket.socket, body: Sequence[bytes | memoryview], reply: Reply) -> None:
         """Send the body until its end, or until the server answers or hangs up before that."""
+        # Not `sendall`: a server that refuses a large body at once says so before it has read it, and closes.
         for window in body:
             view, sent = memoryview(window), 0
             while sent < len(view):
@@ -306,6 +316,7 @@ class Connection:
         With TLS, bytes need not be an answer: the server sends session tickets too. They are left unread
         until the body is sent, or the server hangs up.
         """
+        # POLLIN is not asked for with TLS: unread tickets would make each poll return at once.
         is_tls = isinstance(connected, ssl.SSLSocket)
         wanted = select.POLLOUT | (0 if is_tls else select.POLLIN)
         while True:
@@ -319,6 +330,7 @@ class Connection:
 
     def _why_of(self, exc: BaseException) -> Cause:
         """Return the reason of an error after the first byte of a request."""
+        # First: a cut makes any of the errors below, and none of them is the server's.
         if self._is_cut:
             return Cause.CUT
         if isinstance(exc, BadReply):
@@ -359,6 +371,7 @@ def _head_of(request: Request, route: Route) -> bytes:
         headers |= {name.lower(): value for name, value in route.proxy_login().items()}
     # The host as the signer sees it: without the port that is usual for the scheme.
     headers = {"host": route.place.partition("://")[2], "accept-encoding": "identity"} | headers
+    # Also of an empty body: servers refuse a PUT or POST without a length (411).
     if request.method != "GET":
         headers["content-length"] = str(request.size_bytes)
     lines = [f"{request.method} {target} HTTP/1.1"]

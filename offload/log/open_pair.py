@@ -101,6 +101,7 @@ class OpenPair:
         self.check()
         segment, index = self._open()
         old = self.end
+        # Before the first byte goes to a file: an error of this needs no cut.
         parts, records, rows, new = self._encoded(chunks)
         try:
             with explained("write", self.pair.segment):
@@ -113,9 +114,10 @@ class OpenPair:
                 self._sync(index)
             elif sync:
                 self._sync_both(segment, index)
-        except BaseException as exc:
+        except BaseException as exc:  # any: bytes behind `end` would be taken for chunks at the next recovery
             self._take_back(segment, index, old, exc)
             raise
+        # Rows first, `end` last: readers in other threads take `end` and then the rows below it.
         self._add(rows, old.chunks)
         self.timestamp_ms = chunks[-1].timestamp_ms
         self.end = new
@@ -127,6 +129,7 @@ class OpenPair:
         self.check()
         if self.synced != self.end:
             segment, index = self._open()
+            # In this order for the same reason as in `write`: several chunks may wait.
             self._sync(segment)
             self._sync(index)
             self.synced = self.end
@@ -136,6 +139,7 @@ class OpenPair:
         self.check()
         segment, index = self._open()
         self._sync(index)
+        # `set_time` syncs the segment. Its time is the moment of sealing, from which ages of ledgers count.
         try:
             with explained("sync", self.pair.segment):
                 self._disk.set_time(segment, now_ms)
@@ -159,7 +163,7 @@ class OpenPair:
         if rows is None:
             return None
         found = rows[:count]
-        found.flags.writeable = False
+        found.flags.writeable = False  # of the view alone: later rows go into the same memory
         return found
 
     def read_rows(self, count: int) -> ChunkTable:
@@ -193,6 +197,7 @@ class OpenPair:
         offset, position, count = self.end
         timestamp_ms = self.timestamp_ms
         for number, chunk in enumerate(chunks):
+            # Never back: a search by time takes the first chunk that is late enough.
             chunk.timestamp_ms = timestamp_ms = max(timestamp_ms, chunk.timestamp_ms)
             data = chunk.parts if len(chunk.parts) <= _PARTS_JOINED_MIN else [b"".join(chunk.parts)]
             checksum = 0
@@ -287,6 +292,8 @@ def create_pair(pair: Pair, *, disk: Disk) -> None:
         ):
             with explained("create", path):
                 descriptor = disk.create(path)
+                # The headers before the names: a durable name of an empty file would be a pair that is no
+                # pair.
                 try:
                     disk.write(descriptor, 0, [header])
                     disk.sync(descriptor)

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -587,6 +587,70 @@ def test_a_pair_that_is_closed_forgets_its_table_and_reads_it_again(tmp_path: Pa
     assert opened.kept_rows(2) is None
     assert before is not None
     assert (opened.read_rows(2) == before).all()
+
+
+def chunk() -> appended.NewChunk:
+    return appended.NewChunk([b"\0\0\0\0"], 1, 4, NOW_MS)
+
+
+def new_pair(folder: Path, disk: Disk) -> OpenPair:
+    """Return an empty pair, whose changes go through this disk."""
+    create_pair(Pair(folder, 0), disk=Disk())
+    return OpenPair(Pair(folder, 0), PairEnd(0), epoch=1, timestamp_ms=0, disk=disk)
+
+
+def test_the_segment_of_chunks_that_wait_is_synced_before_their_index(tmp_path: Path) -> None:
+    """A record of a chunk that a power cut takes would be a hole before the chunks that it leaves."""
+    synced = list[str]()
+
+    class Watched(Disk):
+        def sync(self, descriptor: int) -> None:
+            synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).suffix)
+            super().sync(descriptor)
+
+    opened = new_pair(tmp_path, Watched())
+    for _ in range(2):
+        opened.write([chunk()], sync=False)
+
+    opened.sync()
+    opened.close()
+
+    assert synced == [".segment", ".index"]
+
+
+def test_a_write_that_anything_ends_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Otherwise the next recovery takes what was never acknowledged."""
+
+    class Interrupted(Disk):
+        def write(self, descriptor: int, position: int, parts: Sequence[bytes]) -> None:
+            super().write(descriptor, position, parts)
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".index"):
+                raise KeyboardInterrupt
+
+    opened = new_pair(tmp_path, Interrupted())
+    files = [opened.pair.segment, opened.pair.index]
+    before = [path.read_bytes() for path in files]
+
+    with pytest.raises(KeyboardInterrupt):
+        opened.write([chunk()], sync=True)
+    opened.close()
+
+    assert [path.read_bytes() for path in files] == before
+    assert opened.end == PairEnd(0)
+
+
+def test_rows_that_readers_have_cannot_be_changed_and_later_rows_can_be_added(tmp_path: Path) -> None:
+    opened = new_pair(tmp_path, Disk())
+    opened.write([chunk()], sync=False)
+    rows = opened.kept_rows(1)
+    assert rows is not None
+
+    with pytest.raises(ValueError, match="read-only"):
+        rows["offset"][0] = 7
+    opened.write([chunk()], sync=False)
+    opened.close()
+
+    assert rows["offset"].tolist() == [0]
 
 
 def test_a_snapshot_outlives_the_rest_of_its_log(tmp_path: Path) -> None:

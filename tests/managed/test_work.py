@@ -130,6 +130,29 @@ def test_a_chore_that_is_due_again_at_once_leaves_a_moment_to_appends(seconds: f
     run(scenario)
 
 
+def test_a_deletion_that_fails_after_the_copy_is_gone_is_no_loss() -> None:
+    class HalfDeletes(MemoryLog):
+        async def delete(self, ledger_id: int) -> None:
+            await super().delete(ledger_id)
+            raise TryAgain("the folder could not be synced")
+
+    async def scenario(world: World) -> None:
+        ledger = await world.open(LAG, log=HalfDeletes(STREAM, disk=world.disk))
+        await fill(ledger, 5, 5)
+        await ledger.step()
+        world.clock.now += 61
+        await ledger.step()
+        assert isinstance(ledger.error, TryAgain)
+        world.clock.now += RETRY_SECONDS_MAX
+
+        await ledger.step()
+
+        assert ledger.error is None
+        assert world.local() == [5]
+
+    run(scenario)
+
+
 def test_chores_that_pause_for_one_reason_are_one_event() -> None:
     async def scenario(world: World) -> None:
         work = (await world.open(LAG))._background
