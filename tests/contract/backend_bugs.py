@@ -773,7 +773,7 @@ class _Seeking(Upload):
         if self.file is None:
             self.name = self.store.made("_") + os.urandom(8).hex()
             self.name = f"{self.store._root}/.part-{os.path.basename(self.name)}"
-            self.file = open(self.name, "w+b")  # noqa: ASYNC230, SIM115 - as newcomers write
+            self.file = open(self.name, "w+b")  # noqa: ASYNC230, SIM115 - as authors write
         self.sizes[number] = len(data)
         self.file.seek((number - 1) * max(self.sizes.values()))
         await asyncio.sleep(0)
@@ -811,7 +811,7 @@ class DeleteBelowAnObject(Folder):
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            if os.path.isfile(os.path.dirname(f"{self._root}/{check_key(key)}")):  # noqa: ASYNC240 - as newcomers write
+            if os.path.isfile(os.path.dirname(f"{self._root}/{check_key(key)}")):  # noqa: ASYNC240 - as authors write
                 raise Misuse(f"deleting {key!r}: not a directory")
         await super().delete(keys)
 

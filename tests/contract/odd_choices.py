@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
-from offload_conformance.bugs.sound.memory import MemoryTier, SharedMemory, SummedMemory
+from offload_conformance.bugs.sound.memory import SharedMemory, SummedMemory
 from offload_conformance.bugs.sound.service import ServiceStore
 from offload_conformance.bugs.sound.table import Table
 from offload_conformance.bugs.sound.wrappers import Relay
@@ -19,7 +19,6 @@ from offload.ground.errors import Misuse, NotFound
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
-from offload.native.offloader import ObjectStoreOffloader, TierOptions
 
 CLOCK_AHEAD_MS: Final = 10 * 60 * 1000
 
@@ -106,16 +105,6 @@ class ConstantsOfItsOwn(SharedMemory):
         return {"gateway": "g1", "x-served-by": "cache, 7"} | dict(await super().metadata_of(key))
 
 
-class FragmentOfAChunk(MemoryTier):
-    """Each chunk is a fragment of its own.
-
-    "`fragment_size_bytes`: None: the backend chooses".
-    """
-
-    def __init__(self, url: str) -> None:
-        ObjectStoreOffloader.__init__(self, SharedMemory(url), options=TierOptions(fragment_size_bytes=1))
-
-
 class NothingLeft(Table):
     """Nothing of unfinished attempts is offered, and handles read chunk by chunk.
 
@@ -162,7 +151,6 @@ ODD: Final = (
     OneRowAPage,
     SomeSums,
     ConstantsOfItsOwn,
-    FragmentOfAChunk,
     NothingLeft,
     LeapsOf63Bits,
 )

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final
 from uuid import UUID
 
 import numpy as np
-from newcomers.sound import Ledgers, Memory, Tier
+from contract.backend_bugs import Ledgers
+from offload_conformance.bugs.sound.memory import Memory, MemoryTier
 from offload_sqlite_ledger.reading import SqliteHandle, SqliteView
 
 from offload.contracts.attempts import check_copied, prepared_kind
@@ -148,7 +149,7 @@ class ReadsTwice(Ledgers):
         return await super()._insert(handle, table, attempt, copied=copied)
 
 
-class OneChunk(Tier):
+class OneChunk(MemoryTier):
     """Each chunk is an object of its own."""
 
     def __init__(self, url: str) -> None:
