@@ -211,7 +211,9 @@ class WindowStream:
             # is cancelled, `first` is still in line with its error, and the next call comes here again.
             behind = await self._cancel_reads()
             if first.plan.is_bridge and isinstance(error, Corrupt):
-                # The damage may be in a chunk that nobody wants. Only the wanted runs are read again.
+                # The damage may be in a chunk that nobody wants. Only the wanted runs are read again. The
+                # error that `_fill` met, if any, lies behind them: it is met again there.
+                self._end = None
                 self._planned.extendleft(reversed([*_runs_of_plan(first.plan), *behind]))
                 return
             self._end = error

@@ -294,6 +294,31 @@ def test_damage_that_nobody_wants_hides_nothing(
     assert found == sorted(each for each in wanted if each < min(wanted & damaged, default=RECORDS))
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("at", [6, 12, 18])
+@pytest.mark.parametrize("damaged", [1, 7, 13])
+def test_damage_that_nobody_wants_hides_nothing_before_an_error_of_a_choice(
+    damaged: int, at: int, cached: bool
+) -> None:
+    found: list[int] = []
+
+    async def read(reader: StreamReader, spans: Spans) -> None:
+        for key, table in (await tables_of(reader)).items():
+            raw = bytearray(spans.objects[key])
+            for position in table["position"][table["offset"] == damaged].tolist():
+                raw[position + 60] ^= 1
+            spans.objects[key] = bytes(raw)
+        windows = reader.windows(0, rows_of=Broken(at, in_entries=False))
+        for _ in range(2):
+            with pytest.raises(TryAgain, match="the index"):
+                await taken_from(windows, by_runs=False, found=found)
+        await windows.aclose()
+
+    in_tier(read, cached=cached)
+
+    assert found == [*range(0, at, 2)]
+
+
 @pytest.mark.parametrize(("gap_max", "requests"), [(0, 3), (CHUNK_SIZE_BYTES, 2), (2 * CHUNK_SIZE_BYTES, 1)])
 def test_small_gaps_are_fetched_and_not_delivered(gap_max: int, requests: int) -> None:
     async def read(reader: StreamReader, spans: Spans) -> None:
