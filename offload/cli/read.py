@@ -26,9 +26,10 @@ from offload.cli.kit.reading import (
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoder
 from offload.formats.records import RecordRun
-from offload.ground.errors import Misuse, TryAgain
+from offload.ground.errors import Misuse, NotOffloaded, TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.model.record_columns import RecordBytes
+from offload.read import joined
 from offload.read.batches import PartRun
 from offload.read.chunk_filter import ChunkFilter
 from offload.read.reader import IN_FLIGHT, Messages, StreamReader
@@ -171,7 +172,7 @@ def read(
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
             place, until = await place_in(reader, position, part, output.decoder), await _until(reader, end)
-            await _print(_runs_from(reader, place, output, follow=follow), until, limit, output, reader)
+            await _print(_runs(reader, place, until, output, follow=follow), until, limit, output, reader)
 
     _ended(main, output)
 
@@ -191,14 +192,39 @@ def _filter(values: list[str] | None, match_unfiltered: bool, source: str | None
         ) from error
 
 
-def _runs_from(
-    reader: AnyReader, place: PartOffset, output: _Output, *, follow: bool
+async def _runs(
+    reader: AnyReader, place: PartOffset, until: _Until, output: _Output, *, follow: bool
 ) -> AsyncGenerator[PartRun, None]:
     if isinstance(reader, StreamReader):
-        if not follow:
-            return reader.runs(place, rows_of=output.chosen)
-        return _runs_of(reader.follow(place, caught_up=output.flush, rows_of=output.chosen))
-    return _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
+        end = None
+        # A filter may leave out the message that shows that the end is reached. So the end is looked up.
+        if output.chosen is not None and until is not None:
+            end = await _end_in(reader, place, until)
+        if end is not None or not follow:
+            found = reader.runs(place, until=end, rows_of=output.chosen)
+        else:
+            found = _runs_of(reader.follow(place, caught_up=output.flush, rows_of=output.chosen))
+    else:
+        found = _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
+    async with aclosing(found) as runs:
+        async for each in runs:
+            yield each
+
+
+async def _end_in(
+    reader: StreamReader, place: PartOffset, until: AtOffset | AtTime | PartOffset
+) -> PartOffset | None:
+    """Return the first place from `place` on at which reading ends. None if the stream does not reach it."""
+    end = until
+    if not isinstance(end, PartOffset):
+        try:
+            end = await joined.place_of([each for each in reader.parts if each.part >= place.part], end)
+        except NotOffloaded:
+            return None
+        last = reader.parts[-1]
+        if isinstance(until, AtTime) and end == PartOffset(last.part, last.manifest.next_offset):
+            return None
+    return max(end, place, key=lambda each: (each.part, each.offset))
 
 
 def _ended(main: Callable[[], Coroutine[None, None, None]], output: _Output) -> None:

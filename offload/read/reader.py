@@ -235,15 +235,25 @@ class StreamReader:
         return joined.read_through(self.parts, start, self.emit, read)
 
     def runs(
-        self, start: int | PartOffset, *, rows_of: RowChoice | None = None
+        self,
+        start: int | PartOffset,
+        *,
+        until: PartOffset | None = None,
+        rows_of: RowChoice | None = None,
     ) -> AsyncGenerator[PartRun, None]:
         """Yield the messages from an offset or a place on, in runs of many chunks.
 
         Does what `messages` does, for a consumer of columns. `Window` says how long the bodies are valid.
+        Nothing is fetched of chunks that begin at `until` or behind it. The last chunk may end behind it.
         """
         check_place(start)
-        read = partial(StreamReader.runs_here, rows_of=rows_of)
-        return joined.read_through(self.parts, start, self.emit, read)
+
+        def read(part: StreamReader, offset: int) -> AsyncGenerator[PartRun, None]:
+            end = until.offset if until is not None and part.part == until.part else OFFSET_MAX
+            return part.runs_here(offset, until=end, rows_of=rows_of)
+
+        parts = [each for each in self.parts if until is None or each.part <= until.part]
+        return joined.read_through(parts, start, self.emit, read)
 
     async def refresh(self) -> bool:
         """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
@@ -338,10 +348,10 @@ class StreamReader:
                         yield handed.pop()
 
     async def runs_here(
-        self, offset: int, *, rows_of: RowChoice | None = None
+        self, offset: int, *, until: int = OFFSET_MAX, rows_of: RowChoice | None = None
     ) -> AsyncGenerator[PartRun, None]:
         """Yield the messages of this part, as `runs` does."""
-        async with aclosing(self.windows(offset, rows_of=rows_of)) as windows:
+        async with aclosing(self.windows(offset, until=until, rows_of=rows_of)) as windows:
             handed = list[PartRun]()  # as in `messages_here`
             async for window in windows:
                 for run in record_runs(window.data, window.rows, where=window.where):

@@ -47,6 +47,16 @@ def chunks_with(*values: str | None) -> list[int]:
     return [number for number in range(CHUNKS) if wanted & {*osiris_data.filter_values_of(number)}]
 
 
+def chunk_times(tier: Blocking) -> list[int]:
+    """Return the timestamp of each chunk of the real stream."""
+
+    async def times() -> list[int]:
+        reader = await StreamReader.open(tier.catalogue, "filtered")
+        return [batch.timestamp_ms async for batch in reader.messages(0)]
+
+    return tier.run(times())
+
+
 def folder_of(tier: Blocking) -> Path:
     return Path(tier.catalogue.url.removeprefix("file://"))
 
@@ -185,6 +195,21 @@ class TestCommand:
         offsets = [line["offset"] for line in ran.objects]
         assert offsets[0] == first * MESSAGES + 7
         assert offsets[-1] == second * MESSAGES + 6
+
+    @pytest.mark.parametrize("follow", [False, True])
+    @pytest.mark.parametrize("end", ["offset", "time", "next"])
+    def test_nothing_behind_the_end_is_fetched_if_nothing_there_matches(
+        self, tier: Blocking, end: str, follow: bool
+    ) -> None:
+        """No message comes that shows that the end is reached."""
+        chunks = CHUNKS if end == "next" else 3
+        to = {"offset": f"{3 * MESSAGES - 7}", "time": f"@{chunk_times(tier)[3]}", "next": "next"}[end]
+
+        ran = read(
+            folder_of(tier), "filtered", "--filter", "nobody", "--to", to, *(["--follow"] if follow else [])
+        )
+
+        assert ran.stderr == f"note: 0 chunks read, {chunks} skipped by the filter\n"
 
     @pytest.mark.parametrize(
         ("options", "text"),
