@@ -168,6 +168,9 @@ class _StreamSync:
     place: LogPlace | None = None
     """The place of a shared log at which the next turn begins. None if there is no next turn."""
 
+    _end: int | None = None
+    """The end of the source at the first turn. What is written later is left to the next sync, or a sync
+    that takes several turns would never end beside a broker that writes as fast."""
     _kept: StreamCopier | None = None
     """The copier, which keeps its claim between two turns."""
     _since: Manifest | None = None
@@ -236,8 +239,10 @@ class _StreamSync:
             await copier.compare(snapshot, known_to_be_new=not self.is_tier)
             until = await self._until(copier.start(snapshot), snapshot)
             await copier.copy(snapshot, until)
-            self.place = await log_place(self.stream, until) if until < snapshot.next_offset else None
+            self._end = snapshot.next_offset if self._end is None else min(self._end, snapshot.next_offset)
+            self.place = await log_place(self.stream, until) if until < self._end else None
         except MOVED as error:
+            self._end = None  # another part may number the same records anew
             if not self.is_tier or isinstance(error, StoreDenied) or _is_of_the_tier(error):
                 raise
             later = await copier.part.newest()

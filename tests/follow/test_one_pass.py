@@ -196,6 +196,27 @@ def test_records_that_change_between_two_windows_are_a_fork(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_a_sync_ends_beside_a_broker_that_writes_as_fast(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World.of(tmp_path, streams=2)
+        ends = {each.name: len(each.queue.positions) for each in world.source.held}
+        count = 2 * WINDOW_SIZE_BYTES // RECORD_SIZE_BYTES
+
+        def write(listing: int) -> None:
+            records = [(number % 2, b"x" * RECORD_SIZE_BYTES) for number in range(count)]
+            world.source.write(records, timestamps_ms=range(count))
+
+        world.source.held[0].on_listing = write
+
+        async with asyncio.timeout(30):
+            assert set((await world.sync()).values()) == {None}
+
+        for name, end in ends.items():
+            assert (await world.tier.load_manifest(name)).next_offset >= end
+
+    asyncio.run(scenario())
+
+
 def test_a_sync_that_has_nothing_new_reads_nothing_but_last_chunks(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World.of(tmp_path, streams=8)
