@@ -155,6 +155,26 @@ def test_a_stream_that_fails_stops_no_other_stream_of_its_log(tmp_path: Path, er
     asyncio.run(scenario())
 
 
+def test_a_stream_without_a_position_stops_no_other_follower_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of a source. The turns of all streams compare the positions."""
+
+    async def nowhere(offset: int) -> int:
+        return None  # type: ignore[return-value]
+
+    async def scenario() -> None:
+        world = World.of(tmp_path, streams=4)
+        monkeypatch.setattr(world.source.held[1], "log_position", nowhere)
+
+        async with asyncio.timeout(60):
+            await world.follow(3, turns_max=1)
+
+        assert await world.differing() == [world.source.held[1].name]
+
+    asyncio.run(scenario())
+
+
 def test_a_damaged_record_costs_the_rest_of_its_stream_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World.of(tmp_path, streams=8)
