@@ -163,7 +163,7 @@ class WindowStream:
         self._planned: deque[_Plan] = deque()
         self._fetching: deque[_Fetch] = deque()
         self._ready: deque[Window] = deque()
-        self._end: OffloadError | None = None
+        self._end: Exception | None = None
         self._damage: Corrupt | None = None
         """The damage behind the rows that were planned last."""
 
@@ -184,7 +184,7 @@ class WindowStream:
             if self._end is None:
                 try:
                     await self._fill()
-                except OffloadError as error:
+                except Exception as error:  # noqa: BLE001 - a choice may fail in any way
                     self._end = error
             if not self._fetching:
                 if self._end is not None:

@@ -190,32 +190,33 @@ def test_a_reader_that_is_closed_ends_the_question_that_waits(hasty: bool, cache
 class Broken(Offsets):
     """A choice that fails when it is asked about the fragment at `at`."""
 
-    def __init__(self, at: int, *, in_entries: bool) -> None:
+    def __init__(self, at: int, *, in_entries: bool, error: type[Exception] = TryAgain) -> None:
         super().__init__(range(0, RECORDS, 2))
-        self.at, self.in_entries = at, in_entries
+        self.at, self.in_entries, self.error = at, in_entries, error
 
     async def of_entries(self, entries: Entries) -> npt.NDArray[np.uint8]:
         if self.in_entries:
-            raise TryAgain("the index does not answer")
+            raise self.error("the index does not answer")
         return await super().of_entries(entries)
 
     async def of_rows(self, entry: Entry, rows: ChunkTable) -> npt.NDArray[np.bool_]:
         if entry.first_offset == self.at:
-            raise TryAgain("the index does not answer")
+            raise self.error("the index does not answer")
         return await super().of_rows(entry, rows)
 
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(("at", "in_entries"), [(0, False), (6, False), (18, False), (0, True)])
+@pytest.mark.parametrize("error", [TryAgain, OSError])
 def test_an_error_of_a_choice_comes_after_all_chunks_before_it(
-    at: int, in_entries: bool, cached: bool
+    error: type[Exception], at: int, in_entries: bool, cached: bool
 ) -> None:
     found: list[int] = []
 
     async def read(reader: StreamReader, spans: Spans) -> None:
-        windows = reader.windows(0, rows_of=Broken(at, in_entries=in_entries))
+        windows = reader.windows(0, rows_of=Broken(at, in_entries=in_entries, error=error))
         for _ in range(2):
-            with pytest.raises(TryAgain, match="the index"):
+            with pytest.raises(error, match="the index"):
                 await taken_from(windows, by_runs=False, found=found)
         await windows.aclose()
 
