@@ -1,1 +1,1 @@
-"""Planted bugs, in one module for each module of clauses."""
+"""Planted bugs of stores, in one module for each module of clauses."""
