@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -846,3 +847,43 @@ class DescriptorsStay(Folder):
         await super().delete(keys)
         for key in {*keys} & {*self._readers}:
             os.close(self._readers.pop(key))
+
+
+class Unchecked(SqliteHandle):
+    async def unchecked(self, rows: ChunkTable) -> bytes:
+        first, last = int(rows["offset"][0]), int(rows["offset"][-1])
+        found = await self._database.rows(DATA, self._entry.attempt.bytes, first, last)
+        if not found:
+            raise Absent(self.where, self._stream)
+        return b"".join(data for (data,) in found)
+
+
+class ChecksNoHints(Unchecked):
+    async def read_on(self, rows: ChunkTable, then: ChunkTable) -> bytes:
+        return await self.unchecked(rows)
+
+
+async def damaged(tier: Ledgers) -> ReadHandle:
+    """Return a handle on three chunks, of which the first is damaged."""
+    w = await writer(tier)
+    receipt = await w.add(chunks())
+    with sqlite3.connect(tier._database.path) as db:
+        [(raw,)] = db.execute("SELECT data FROM chunks WHERE offset = 0").fetchall()
+        db.execute("UPDATE chunks SET data = ? WHERE offset = 0", (raw[:-1] + bytes([raw[-1] ^ 1]),))
+    return await (await tier.view("s")).open(receipt.entries[0])
+
+
+async def shows_hints_are_not_checked(open_: OpenClient) -> None:
+    handle = await damaged(open_())
+    table = await handle.table()
+    await raises(Corrupt, handle.read_on(table[:1], table[1:]))
+
+
+@bug("contract/damage_is_an_error", shows_hints_are_not_checked)
+class HintsAreNotChecked(Viewing):
+    """Only `read` compares checksums, and a reader that goes on calls `read_on`.
+
+    Breaks "Return what `read` returns": damage reaches whoever reads a stream to its end.
+    """
+
+    HANDLE = ChecksNoHints

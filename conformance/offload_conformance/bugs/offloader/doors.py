@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 from unittest.mock import MagicMock
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
-from offload.contracts.store import Buffer
+from offload.contracts.store import Body, Buffer, Span, Suffix
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entries, Entry, entries_of_rows
@@ -18,6 +18,8 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload_conformance.bugs.offloader.shared import Around, CodedHandles
 from offload_conformance.bugs.registry import OpenClient, bug
 from offload_conformance.bugs.sound.ledgers import attempt_of, chunks_of, copied, entries_of, ledger
+from offload_conformance.bugs.sound.memory import SharedMemory
+from offload_conformance.bugs.sound.proofs import data_of
 from offload_conformance.bugs.sound.table import Table
 from offload_conformance.bugs.sound.views import Glance, opened
 from offload_conformance.bugs.sound.wrappers import Relay
@@ -197,3 +199,37 @@ class ReadOnReadsBoth(SharedScratch):
                 return bytes(await self.read(rows)) + bytes(await self.read(then[:1]))
 
         return Greedy(handle)
+
+
+RING: Final = 64
+
+
+async def _reads_stay(open_: OpenClient) -> None:
+    store = open_()
+    for number in range(100):
+        await store.put(f"k{number}", Body.of(data_of(500, number)))
+    held = [await store.get(f"k{number}") for number in range(100)]
+    assert all(bytes(read) == data_of(500, number) for number, read in enumerate(held))
+
+
+@bug("contract/reads_are_verbatim_at_every_door", _reads_stay)
+class RingOfBuffers(SharedMemory):
+    """Small reads take turns in a ring of 64 buffers, whoever still refers to one.
+
+    Breaks "They never change, for as long as anything refers to them". Costs a consumer that holds more than
+    64 reads their bytes.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ring = [bytearray(64 * 1024) for _ in range(RING)]
+        self.turn = 0
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]
+        data = await super().get(key, span)
+        if len(data) > 64 * 1024:
+            return data
+        self.turn += 1
+        buffer = self.ring[self.turn % RING]
+        buffer[: len(data)] = data
+        return memoryview(buffer)[: len(data)].toreadonly()

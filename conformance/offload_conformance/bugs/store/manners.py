@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 from uuid import uuid4
 
 from offload.contracts.capabilities import Capabilities
-from offload.contracts.store import Body, Buffer, Span, Suffix
+from offload.contracts.store import Body, Buffer, Span, Suffix, check_key
 from offload.formats.checksums import crc32c
-from offload.ground.errors import Misuse
+from offload.ground.errors import Misuse, NotFound
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload_conformance.bugs.registry import OpenClient, bug
 from offload_conformance.bugs.sound import proofs
 from offload_conformance.bugs.sound.memory import SharedMemory
 from offload_conformance.bugs.sound.service import ServiceStore
+from offload_conformance.bugs.sound.views import ended
 from offload_conformance.bugs.sound.wrappers import checked
 from offload_conformance.bugs.store.shared import FewConnections, Shared
 
@@ -377,3 +378,40 @@ class JoinedReads(Joining):
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         return await self.flight(key, span)
+
+
+async def _folders_come_and_go(open_: OpenClient) -> None:
+    store = open_()
+    for number in range(10):
+        await store.put("p/a", Body.of(b"x"))
+        key = f"p/b{number}"
+        put, deleted = await ended(store.put(key, Body.of(b"x")), store.delete(["p/a"]))
+        assert (put, deleted) == (None, None), (put, deleted)
+        assert await store.get(key) == b"x"
+        await store.delete([key])
+
+
+@bug("store/calls_may_overlap", _folders_come_and_go)
+class FolderGoesWithItsLast(SharedMemory):
+    """A put makes its folder and then a file in it. The deletion of the last file takes the folder between.
+
+    Breaks "methods may be called at the same time". Costs a writer beside a sweep: its put fails, as if the
+    bucket were gone.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        folder, _, _ = check_key(key).rpartition("/")
+        folders = self.kept.setdefault("folders", set())
+        folders.add(folder)
+        for _ in range(5):  # the file is opened
+            await asyncio.sleep(0)
+        if folder not in folders:
+            raise NotFound(key, store=self.url)
+        await super().put(key, body)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        for key in keys:
+            folder, slash, _ = key.rpartition("/")
+            if slash and not any(each.startswith(folder + slash) for each in self.objects):
+                self.kept.setdefault("folders", set()).discard(folder)
