@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -90,9 +91,11 @@ class World:
     service: Service = field(default_factory=Service)
     now: float = 0.0
 
-    def ring(self, label: str | None = LABEL, **changes: Any) -> KeyRing:
+    def ring(
+        self, label: str | None = LABEL, *, secret: Callable[[int], bytes] = os.urandom, **changes: Any
+    ) -> KeyRing:
         """Return the ring of another process."""
-        env = Env(monotonic=lambda: self.now, sleep=lambda seconds: asyncio.sleep(0))
+        env = Env(monotonic=lambda: self.now, sleep=lambda seconds: asyncio.sleep(0), secret=secret)
         new = None if label is None else MasterKey.parse(label)
         return KeyRing(service=self.service, new=new, env=env, **changes)
 

@@ -126,7 +126,7 @@ def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest
     monkeypatch.setattr(read, "PRINTED_SIZE_BYTES_MAX", 40)
     written = list[bytes]()
     monkeypatch.setattr(read, "write_bytes", lambda data: written.append(bytes(data)))
-    output = read._Output(Format.BODY, None)
+    output = read._Output(Format.BODY, None, None)
     bodies = [[b"%d" % number for number in range(first, first + 25)] for first in (0, 25)]
     bodies.append([b"x" * 100, b"", b"y"])
     runs = [PartRun(1 + number, run_of(each)) for number, each in enumerate(bodies)]
@@ -146,7 +146,7 @@ def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest
 
 def test_an_interrupted_read_is_resumed_behind_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "write_bytes", lambda data: None)
-    output = read._Output(Format.BODY, None)
+    output = read._Output(Format.BODY, None, None)
 
     output.write(PartRun(1, run_of([b"a", b"b"], offset=5)), None)
     assert output.so_far() == "no message was printed"

@@ -246,6 +246,7 @@ def test_every_module_that_asserts_about_a_backend_is_rewritten() -> None:
         "asynchronous",
         "box",
         "boxed",
+        "bugs",
         "command",
         "contender",
         "report",

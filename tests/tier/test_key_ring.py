@@ -184,7 +184,7 @@ class TestCopies:
 
     def test_both_copies_have_the_same_bytes_and_no_key_in_the_clear(self) -> None:
         async def scenario(world: World) -> None:
-            await append(world.tier(world.ring(token=lambda size: MARKER[:size])))
+            await append(world.tier(world.ring(secret=lambda size: MARKER[:size])))
 
             one, two = (world.objects[key] for key in world.key_objects())
             assert one == two
@@ -852,7 +852,7 @@ class TestSecrecy:
         shown: list[str] = []
 
         async def scenario(world: World) -> None:
-            ring = world.ring(token=lambda size: MARKER[:size])
+            ring = world.ring(secret=lambda size: MARKER[:size])
             events: list[Any] = []
             tier = ObjectStoreOffloader(world.store, ring=ring, emit=events.append)
             await append(tier)
