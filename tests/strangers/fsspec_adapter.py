@@ -7,7 +7,7 @@ failures.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from offload import (
     Suffix,
     Upload,
 )
+from offload.contracts.object_metadata import NO_METADATA
 from offload.contracts.store import check_key
 from offload.store.spans import clip
 
@@ -44,6 +45,8 @@ class FsspecStore(ObjectStore):
 
     async def put(self, key: str, body: Body) -> None:
         path = self._path(key)
+        if body.metadata:
+            raise Misuse("files have no metadata")
         data = b"".join([window async for window in body.windows()])
         if len(data) != body.size_bytes:
             raise Misuse(f"the body of {key!r} is not of the {body.size_bytes} bytes announced")
@@ -65,7 +68,7 @@ class FsspecStore(ObjectStore):
 
         try:
             return await asyncio.to_thread(read)
-        except (FileNotFoundError, IsADirectoryError) as exc:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
             raise NotFound(key, store=self.url) from exc
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -85,7 +88,7 @@ class FsspecStore(ObjectStore):
             with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 await asyncio.to_thread(self._files.rm_file, path)
 
-    async def start_upload(self, key: str) -> Upload:
+    async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         check_key(key)
         raise Misuse("there are no multipart uploads")
 
