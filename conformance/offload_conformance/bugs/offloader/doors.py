@@ -48,7 +48,7 @@ class ClosesWithTheHandle(ObjectStoreOffloader):
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
         handle = _Sharing.around(await super().read_offloaded(*args, **kwargs))
-        handle.offloader = self  # type: ignore[attr-defined]
+        handle.offloader = self  # type: ignore[attr-defined]  # `around` returns its own class
         return handle
 
 
@@ -225,7 +225,7 @@ class RingOfBuffers(SharedMemory):
         self.ring = [bytearray(64 * 1024) for _ in range(RING)]
         self.turn = 0
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]  # the bug
         data = await super().get(key, span)
         if len(data) > 64 * 1024:
             return data

@@ -82,7 +82,7 @@ class ReturnsNone(ObjectStoreOffloader):
         try:
             return await super().read_offloaded(*args, **kwargs)
         except NotOffloaded:
-            return None  # type: ignore[return-value]
+            return None  # type: ignore[return-value]  # the bug
 
 
 @bug("contract/trimmed_offsets_are_gone")
@@ -116,7 +116,7 @@ class LiveHandles(ObjectStoreOffloader):
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
         handle = Live.around(await super().read_offloaded(*args, **kwargs))
-        handle.offloader = self  # type: ignore[attr-defined]
+        handle.offloader = self  # type: ignore[attr-defined]  # `around` returns its own class
         return handle
 
 

@@ -34,7 +34,7 @@ class Around(CutHandle):
 class ByVerbs(ObjectStoreOffloader):
     """Reads streams by `tree` and `read_offloaded`, as an offloader without its own views."""
 
-    view_of = LedgerOffloader.view_of  # type: ignore[assignment]
+    view_of = LedgerOffloader.view_of  # type: ignore[assignment]  # the default of the contract, in place of its own
 
 
 class CodedHandles(ObjectStoreOffloader):

@@ -63,7 +63,7 @@ class StoresAnyLedger(ObjectStoreOffloader):
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
         renamed = _Renamed.around(handle)
-        renamed.announced = attempt.ledger_id  # type: ignore[attr-defined]
+        renamed.announced = attempt.ledger_id  # type: ignore[attr-defined]  # `around` returns its own class
         return await super().offload(renamed, attempt, manifest=manifest, extra_metadata=extra_metadata)
 
 

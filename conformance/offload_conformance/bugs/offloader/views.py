@@ -51,7 +51,7 @@ class NamesWhatIsGone(ObjectStoreOffloader):
     def view_of(self, committed: CommittedStream) -> Any:
         made = LedgerOffloader.view_of(self, committed)
 
-        class View(type(made)):  # type: ignore[misc]
+        class View(type(made)):  # type: ignore[misc]  # whatever class the sound view has
             async def names(self, where: str) -> bool:
                 return True
 

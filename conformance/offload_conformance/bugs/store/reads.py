@@ -105,7 +105,7 @@ class ReturnsItsBuffer(MemoryStore):
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        return bytearray(await super().get(key, span))  # type: ignore[return-value]
+        return bytearray(await super().get(key, span))  # type: ignore[return-value]  # the bug
 
 
 @bug("store/hints_change_no_byte")
@@ -152,7 +152,7 @@ class ReusesItsBuffer(MemoryStore):
         super().__init__(*args, **kwargs)
         self.buffer = bytearray(2**20)
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]
+    async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:  # type: ignore[override]  # the bug
         data = await super().get(key, span)
         if len(data) > len(self.buffer):
             return data

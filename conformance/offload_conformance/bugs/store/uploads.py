@@ -461,7 +461,7 @@ class NumbersUploadsInEachClient(Shared):
     async def start_upload(self, key: str, *, metadata: Mapping[str, str] = NO_METADATA) -> Upload:
         upload = await super().start_upload(key, metadata=metadata)
         name = str(next(self.__dict__.setdefault("ids", count(1))))
-        return self._unfinished.setdefault(name, upload)  # type: ignore[arg-type]
+        return self._unfinished.setdefault(name, upload)  # type: ignore[arg-type]  # the bug
 
 
 @bug("store/unfinished_uploads_can_be_forgotten")
