@@ -37,8 +37,14 @@ class ChunkFilter(ChunkChoice):
     """
 
     def __init__(self, values: Iterable[str], *, match_unfiltered: bool = False) -> None:
-        """Raises `Misuse` if there is no value, or an empty one: an empty value is none in RabbitMQ."""
-        wanted: list[bytes | None] = [value.encode("utf-8", "surrogateescape") for value in values]
+        """Raises `Misuse` if there is no value, or an empty one: an empty value is none in RabbitMQ.
+
+        Also for a value that no bytes can be: one with half of a surrogate pair.
+        """
+        try:
+            wanted: list[bytes | None] = [value.encode("utf-8", "surrogateescape") for value in values]
+        except UnicodeEncodeError as error:
+            raise Misuse(f"{error.object!r} is no filter value: it has half of a surrogate pair") from error
         if not wanted or not all(wanted):
             raise Misuse(
                 "a filter has one value or more, and none is empty: for messages without one there is "

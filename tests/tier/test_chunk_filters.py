@@ -165,6 +165,11 @@ def _padded(chunks: list[list[bytes | None]]) -> list[list[bytes | None]]:
     ]
 
 
+def test_half_of_a_surrogate_pair_is_no_filter_value() -> None:
+    with pytest.raises(Misuse, match="half of a surrogate pair"):
+        ChunkFilter(["g3", "\ud800"])
+
+
 @pytest.mark.parametrize("values", [[], [""], ["red", ""]])
 def test_a_filter_without_a_value_is_refused(values: list[str]) -> None:
     with pytest.raises(Misuse, match="match_unfiltered"):
