@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +23,7 @@ from offload import (
     sync,
     trim,
 )
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.store import Buffer
 from offload.formats.chunk import ChunkHeader
@@ -32,7 +34,7 @@ from offload.ground.errors import Corrupt, NotOffloaded, OffloadError, TryAgain
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import PartOffset
-from offload.read.batches import Messages
+from offload.read.batches import Messages, messages_in
 from offload.read.watch import StreamWatch
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -217,6 +219,8 @@ class World:
     """A disk, a tier, a clock that stands unless the world turns, and a reader that is judged."""
 
     priority: ReadPriority = ReadPriority.LOCAL_FIRST
+    by_chunks: bool = False
+    """True if the reader yields stored chunks, of which the world takes the messages from its place on."""
     disk: Disk = field(default_factory=Disk)
     clock: Clock = field(default_factory=Clock)
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -319,9 +323,23 @@ class World:
         if follow:
             watch = StreamWatch(self.tier, env=self.env)
             start = PartOffset(1, self.place)
-            self._batches = self.reader.follow(start, watch=watch)
+            if self.by_chunks:
+                self._batches = self._decoded(self.reader.follow_chunks(start, watch=watch))
+            else:
+                self._batches = self.reader.follow(start, watch=watch)
+        elif self.by_chunks:
+            self._batches = self._decoded(self.reader.chunks(PartOffset(1, self.place)))
         else:
             self._batches = self.reader.messages(PartOffset(1, self.place))
+
+    async def _decoded(self, source: AsyncGenerator[StoredChunk, None]) -> AsyncGenerator[Messages, None]:
+        async with aclosing(source) as chunks:
+            async for chunk in chunks:
+                assert chunk.next_offset > self.place, "all of the chunk was delivered before"
+                batch = messages_in(chunk)
+                assert batch is not None
+                skip = max(self.place - batch.offset, 0)
+                yield Messages(batch.offset + skip, batch.timestamp_ms, batch.bodies[skip:], batch.part)
 
     async def turn(self, seconds: float) -> None:
         """Let time pass for everybody who sleeps."""

@@ -27,11 +27,12 @@ import numpy as np
 from offload.cache.contents import Block, Fragment, Kept, KeptTail
 from offload.cache.reader_speeds import Pace
 from offload.contracts.catalogue import Catalogue, StreamView
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.row_choice import RowChoice, Wanted
 from offload.ground.errors import Absent, Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.entry import Entry
-from offload.read.batches import ChunkRow, MessageRun, Messages, Window, batch_of
+from offload.read.batches import ChunkRow, MessageRun, Messages, Window, batch_of, chunk_of
 from offload.read.windows import EntriesAhead, RowMask, WindowStream, bridged_runs, wanted_rows
 
 if TYPE_CHECKING:  # the cache makes these windows
@@ -158,28 +159,39 @@ class Piece(MessageRun):
             while decoded:
                 yield decoded.pop(0)  # no name refers to it: the consumer may be done with it long before us
 
+    def chunks(self, part: int) -> Iterator[StoredChunk]:
+        """Take the chunks that are left, as far as they are in memory. No bytes are held meanwhile."""
+        while not self.is_passed and (window := self._bytes()) is not None:
+            handed = [chunk_of(window, int(window.rows["position"][0]), self._next_row(window), part)]
+            del window
+            self._pass_row()
+            yield handed.pop()  # no name refers to it
+
     def _decoded(self, part: int) -> list[Messages]:
         """Take one chunk, or several small ones."""
         window, batches, size_bytes = self._bytes(), list[Messages](), 0
         assert window is not None
         begin = int(window.rows["position"][0])
         while self.start < self.stop and size_bytes < DECODED_SIZE_BYTES:
-            row = self._next_row(window)
             try:
-                batch = batch_of(window, begin, row, part)
+                batch = batch_of(window, begin, self._next_row(window), part)
             except OffloadError:
                 if not batches:
                     raise
                 return batches  # what comes before the error is delivered first
             if batch is not None:
                 batches.append(batch)
-            self._rows.pop()
-            self.start += 1
-            if not self._rows:
-                self.start = self.first_wanted(self.start)
-            self.next_offset = row[0] + row[4]
-            size_bytes += row[3]
+            size_bytes += self._pass_row()
         return batches
+
+    def _pass_row(self) -> int:
+        """Note that the next chunk was taken. Returns its size."""
+        row = self._rows.pop()
+        self.start += 1
+        if not self._rows:
+            self.start = self.first_wanted(self.start)
+        self.next_offset = row[0] + row[4]
+        return row[3]
 
     def _next_row(self, window: Window) -> ChunkRow:
         if not self._rows:

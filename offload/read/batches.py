@@ -1,17 +1,26 @@
-"""Stored chunks on their way to a consumer: windows of them, runs of them, and the messages of each."""
+"""Stored chunks on their way to a consumer: windows of them, runs, single ones, and the messages of each."""
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.store import Buffer
+from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.entries import messages
 from offload.formats.records import RecordRun
 from offload.model.chunk_table import ChunkTable, ChunkType
 
 __all__ = ["MessageRun", "Messages", "PartRun", "WholeRun", "Window", "messages_of"]
+
+_SIZES: Final = struct.Struct(">IIB")
+"""The sizes of data, trailer and filter, as they follow each other in a chunk header."""
+
+_SIZES_AT: Final = CHUNK_HEADER.offset_of("data_size_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,12 @@ class MessageRun(ABC):
 
     @abstractmethod
     def batches(self, part: int) -> Iterator[Messages]:
+        """Take the messages of the chunks that are left, one chunk after the other, as far as they are in
+        memory.
+        """
+
+    @abstractmethod
+    def chunks(self, part: int) -> Iterator[StoredChunk]:
         """Take the chunks that are left, one after the other, as far as they are in memory."""
 
 
@@ -93,6 +108,10 @@ class WholeRun(MessageRun):
     def batches(self, part: int) -> Iterator[Messages]:
         """Yield the messages of the window."""
         return messages_of(self._window, part=part)
+
+    def chunks(self, part: int) -> Iterator[StoredChunk]:
+        """Yield the chunks of the window."""
+        return chunks_in(self._window, part=part)
 
 
 ChunkRow = tuple[int, int, int, int, int, int]
@@ -114,3 +133,41 @@ def batch_of(window: Window, begin: int, row: ChunkRow, part: int) -> Messages |
         return None
     chunk = memoryview(window.data)[position - begin : position - begin + size]
     return Messages(offset, timestamp_ms, messages(chunk, where=window.where, position=position), part)
+
+
+def chunks_in(window: Window, *, part: int = 1) -> Iterator[StoredChunk]:
+    """Yield every chunk in a window, in order."""
+    begin = int(window.rows["position"][0])
+    for row in window.rows.tolist():
+        yield chunk_of(window, begin, row, part)
+
+
+def chunk_of(window: Window, begin: int, row: ChunkRow, part: int) -> StoredChunk:
+    """Return the chunk of a row in a window that begins at `begin` of its object."""
+    offset, timestamp_ms, position, size, records, kind = row
+    raw = memoryview(window.data)[position - begin : position - begin + size]
+    data_size, _, filter_size = _SIZES.unpack_from(raw, _SIZES_AT)
+    start = CHUNK_HEADER.size_bytes + filter_size
+    stop = start + data_size
+    return StoredChunk(
+        part,
+        offset,
+        timestamp_ms,
+        records,
+        kind,
+        raw,
+        raw[: CHUNK_HEADER.size_bytes],
+        raw[CHUNK_HEADER.size_bytes : start],
+        raw[start:stop],
+        raw[stop:],
+        window.where,
+        position,
+    )
+
+
+def messages_in(chunk: StoredChunk) -> Messages | None:
+    """Return the messages of a chunk; None if it is no user chunk."""
+    if chunk.type != ChunkType.USER:
+        return None
+    bodies = messages(chunk.raw, where=chunk.where, position=chunk.position)
+    return Messages(chunk.offset, chunk.timestamp_ms, bodies, chunk.part)

@@ -29,6 +29,7 @@ from functools import partial
 from typing import Final, Self, TypeVar
 
 from offload.contracts.catalogue import Catalogue, StreamView
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import DamageFound, Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.row_choice import ChunkChoice, RowChoice
@@ -49,7 +50,14 @@ from offload.model.position import (
 )
 from offload.parts.whole_stream import WholeStream
 from offload.read import joined
-from offload.read.batches import MessageRun, Messages, PartRun, WholeRun, Window, messages_of
+from offload.read.batches import (
+    MessageRun,
+    Messages,
+    PartRun,
+    WholeRun,
+    Window,
+    messages_of,
+)
 from offload.read.watch import News, StreamWatch, look
 from offload.read.windows import WindowCache, Windows, WindowStream, windows_of_mask
 
@@ -255,6 +263,19 @@ class StreamReader:
         parts = [each for each in self.parts if until is None or each.part <= until.part]
         return joined.read_through(parts, start, self.emit, read)
 
+    def chunks(
+        self, start: int | PartOffset, *, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the stored chunks, of any type, from the one that holds an offset or a place on.
+
+        The first chunk is whole, and may begin before `start`. Otherwise this does what `messages` does: it
+        reads all parts, and raises the same errors. If the reader has a cache, nothing but the chunk in the
+        consumer's hands is held between two steps.
+        """
+        check_place(start)
+        read = partial(StreamReader.chunks_here, rows_of=rows_of)
+        return joined.read_through(self.parts, start, self.emit, read)
+
     async def refresh(self) -> bool:
         """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
 
@@ -265,7 +286,7 @@ class StreamReader:
             await look(self._catalogue, self.stream, self.parts[-1].part, self.parts[-1].manifest)
         )
 
-    async def follow(
+    def follow(
         self,
         start: int | PartOffset,
         *,
@@ -281,15 +302,38 @@ class StreamReader:
         while this waits are reported as `Skipped`. Raises `StreamDeleted` if the newest part is deleted, and
         `TryAgain` if the store does not answer for long: follow again, from behind the last offset.
         """
+        return self._followed(partial(self.messages, rows_of=rows_of), start, watch, caught_up)
+
+    def follow_chunks(
+        self,
+        start: int | PartOffset,
+        *,
+        watch: StreamWatch | None = None,
+        caught_up: Callable[[], None] = lambda: None,
+        rows_of: RowChoice | None = None,
+    ) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the chunks from an offset or a place on, as `chunks` does, and then what comes later.
+
+        Everything else is as in `follow`.
+        """
+        return self._followed(partial(self.chunks, rows_of=rows_of), start, watch, caught_up)
+
+    async def _followed(
+        self,
+        read: Callable[[PartOffset], AsyncGenerator[T, None]],
+        start: int | PartOffset,
+        watch: StreamWatch | None,
+        caught_up: Callable[[], None],
+    ) -> AsyncGenerator[T, None]:
         watch = watch or self._watch or StreamWatch(self._catalogue)
         check_place(start)
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
-            async with aclosing(self.messages(place, rows_of=rows_of)) as batches:
-                handed = list[Messages]()  # as in `messages_here`
-                async for batch in batches:
-                    handed.append(batch)
-                    del batch
+            async with aclosing(read(place)) as found:
+                handed = list[T]()  # as in `messages_here`
+                async for each in found:
+                    handed.append(each)
+                    del each
                     yield handed.pop()
             last = self.parts[-1]
             place = PartOffset(last.part, last.manifest.next_offset)
@@ -346,6 +390,18 @@ class StreamReader:
                     del batch
                     while handed:
                         yield handed.pop()
+
+    async def chunks_here(
+        self, offset: int, *, until: int = OFFSET_MAX, rows_of: RowChoice | None = None
+    ) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the chunks of this part, as `chunks` does, up to the one that begins at `until`."""
+        async with aclosing(self.windows(offset, until=until, rows_of=rows_of)) as windows:
+            while (run := await windows.next_run()) is not None:
+                handed = list[StoredChunk]()  # as in `messages_here`
+                for chunk in run.chunks(self.part):
+                    handed.append(chunk)
+                    del chunk
+                    yield handed.pop()
 
     async def runs_here(
         self, offset: int, *, until: int = OFFSET_MAX, rows_of: RowChoice | None = None

@@ -3,25 +3,25 @@
 Each round asks what both sides have, and reads, skips, waits or ends. The extent of a side may be out of
 date: a step that could leave out or repeat something is taken only after both sides were looked at again.
 
-Invariants: `place` moves when a whole window was delivered, and never back within a part; a side continues a
+Invariants: `place` moves when a whole chunk was delivered, and never back within a part; a side continues a
 chunk that the other has delivered only after a comparison (`Delivered`), as far as both reach back to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import DamageFound, Event, Skipped
-from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
+from offload.formats.chunk import ChunkHeader
 from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadError, TryAgain
 from offload.model.part import part_name
 from offload.model.position import OFFSET_MAX, PartOffset
-from offload.read.batches import Messages, Window, messages_of
 from offload.read.watch import SECONDS_MAX, SECONDS_MIN, StreamWatch
 from offload.two_sides.choice import Extent, Read, ReadSide, SkipTo, next_step
 from offload.two_sides.local_side import ADVICE, Delivered, LocalSide
@@ -30,6 +30,8 @@ from offload.two_sides.tier_side import TierSide
 LOOK_SECONDS_MIN: Final = 0.05
 LOOK_SECONDS_MAX: Final = 1.0
 """The bounds of the interval between two looks at a source that has nothing new. A look lists its files."""
+
+T = TypeVar("T")
 
 _Step = Read | SkipTo | None
 
@@ -43,7 +45,7 @@ class Following:
 
 
 @dataclass(slots=True, kw_only=True)
-class Crossing:
+class Crossing(Generic[T]):
     """A read from `place` on. `run` does it, once."""
 
     place: PartOffset
@@ -52,7 +54,8 @@ class Crossing:
     sides: tuple[ReadSide, ...]
     env: Env
     emit: Callable[[Event], None]
-    records: dict[ReadSide, int]
+    take: Callable[[StoredChunk, int, ReadSide], T | None]
+    """Makes of a chunk what is delivered, if anything, from this offset on."""
     waiting: Following | None
     """None: the read ends with what there is when it begins."""
 
@@ -71,19 +74,22 @@ class Crossing:
     _told: list[OffloadError] = field(default_factory=list)
     """The damage that was reported."""
 
-    async def run(self) -> AsyncGenerator[Messages, None]:
-        """Yield the messages. Close it."""
+    async def run(self) -> AsyncGenerator[T, None]:
+        """Yield what `take` makes of the chunks. Close it."""
         try:
-            async with aclosing(self._run()) as batches:
-                async for batch in batches:
-                    yield batch
+            async with aclosing(self._run()) as taken:
+                handed = list[T]()  # as in `StreamReader.messages_here`
+                async for each in taken:
+                    handed.append(each)
+                    del each
+                    yield handed.pop()
         finally:
             news, self._news = self._news, None
             if news is not None:
                 news.cancel()
                 await asyncio.gather(news, return_exceptions=True)
 
-    async def _run(self) -> AsyncGenerator[Messages, None]:
+    async def _run(self) -> AsyncGenerator[T, None]:
         async with aclosing(self.local):
             if self.waiting is None:
                 if ReadSide.LOCAL in self.sides:
@@ -99,11 +105,14 @@ class Crossing:
                     continue
                 if isinstance(step, Read):
                     self._confirmed = None
-                    async with aclosing(self._windows(step)) as windows:
-                        async for window in windows:
-                            for batch in self._batches(window, step.side):
-                                yield batch
-                            self._pass(window, step.side)
+                    async with aclosing(self._chunks(step)) as chunks:
+                        async for chunk in chunks:
+                            handed = self._taken(chunk, step.side)
+                            passed = self._passed(chunk, step.side)
+                            del chunk  # as in `StreamReader.messages_here`
+                            while handed:
+                                yield handed.pop()
+                            self._delivered, self.place = passed
                 elif isinstance(step, SkipTo):
                     self._skip(step.offset)
                 elif not await self._rest():
@@ -282,22 +291,25 @@ class Crossing:
 
     # Reading.
 
-    def _windows(self, step: Read) -> AsyncGenerator[Window, None]:
+    def _chunks(self, step: Read) -> AsyncGenerator[StoredChunk, None]:
         until = step.until
         if self._target is not None and self._target.part == self.place.part:
             until = min(until, self._target.offset)
         if step.side is ReadSide.LOCAL:
-            return self.local.windows(self.place.offset, until)
-        return self._tier_windows(until)
+            return self.local.chunks(self.place.part, self.place.offset, until)
+        return self._tier_chunks(until)
 
-    async def _tier_windows(self, until: int) -> AsyncGenerator[Window, None]:
+    async def _tier_chunks(self, until: int) -> AsyncGenerator[StoredChunk, None]:
         await self.local.aclose()  # it is not needed for a while, and holds a file
         self._is_tier_stale = True
         try:
             await self._check_on_tier()
-            async with aclosing(self.tier.windows(self.place.part, self.place.offset, until)) as windows:
-                async for window in windows:
-                    yield window
+            async with aclosing(self.tier.chunks(self.place.part, self.place.offset, until)) as chunks:
+                handed = list[StoredChunk]()  # as in `StreamReader.messages_here`
+                async for chunk in chunks:
+                    handed.append(chunk)
+                    del chunk
+                    yield handed.pop()
         except (Corrupt, TryAgain) as error:
             if not self._reads_source:
                 raise
@@ -308,37 +320,28 @@ class Crossing:
         if last is not None and last.is_local and await self.tier.check_holds(self.place.part, last.chunk):
             self._delivered = replace(last, is_local=False)
 
-    def _batches(self, window: Window, side: ReadSide) -> Iterator[Messages]:
-        """Yield the messages of a window that were not delivered yet."""
+    def _taken(self, chunk: StoredChunk, side: ReadSide) -> list[T]:
+        """Return what is delivered of a chunk: nothing if all of it was delivered before."""
         if self._side is not side:
             self._side = side
-            self._check_epoch(window)
-        for batch in messages_of(window, part=self.place.part):
-            skip = self.place.offset - batch.offset
-            if skip >= len(batch.bodies):
-                continue
-            if skip > 0:
-                batch = replace(batch, offset=self.place.offset, bodies=batch.bodies[skip:])
-            self.records[side] += len(batch.bodies)
-            yield batch
+            self._check_epoch(chunk)
+        if chunk.next_offset <= self.place.offset:
+            return []
+        taken = self.take(chunk, self.place.offset, side)
+        return [] if taken is None else [taken]
 
-    def _pass(self, window: Window, side: ReadSide) -> None:
-        """Note that all of a window was delivered."""
-        last, is_local = window.rows[-1], side is ReadSide.LOCAL
-        begin = int(last["position"]) - int(window.rows["position"][0])
-        size = CHUNK_HEADER.size_bytes
-        if is_local and self.local.compares_records:
-            size = int(last["size_bytes"])
-        self._delivered = Delivered(bytes(memoryview(window.data)[begin : begin + size]), is_local)
-        self.place = PartOffset(self.place.part, int(last["offset"]) + int(last["records"]))
-        self._idle = 0
+    def _passed(self, chunk: StoredChunk, side: ReadSide) -> tuple[Delivered, PartOffset]:
+        """Return what is known when all of a chunk was delivered."""
+        self._idle, is_local = 0, side is ReadSide.LOCAL
+        kept = chunk.raw if is_local and self.local.compares_records else chunk.header
+        return Delivered(bytes(kept), is_local), PartOffset(self.place.part, chunk.next_offset)
 
-    def _check_epoch(self, window: Window) -> None:
+    def _check_epoch(self, chunk: StoredChunk) -> None:
         """Raise `Diverged` if an older leader wrote what comes behind a hole, or from the other side.
 
         There may be no chunk that can be compared. But epochs only rise in one history.
         """
-        found = ChunkHeader.decode(bytes(window.data[: CHUNK_HEADER.size_bytes]), where=window.where)
+        found = ChunkHeader.decode(bytes(chunk.header), where=chunk.where)
         last = None if self._delivered is None else self._delivered.header
         if last is not None and found.epoch < last.epoch:
             raise Diverged(

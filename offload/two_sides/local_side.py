@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.source import Snapshot, SourceStream
 from offload.copy.history import check_chunk
 from offload.copy.hold_back import Arrivals, vouched_end
@@ -27,7 +28,7 @@ from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Diverged, Divergence, NotOffloaded, OffloadError, TryAgain
 from offload.model.chunk_table import ChunkTable, row_from, row_holding
 from offload.model.position import Position
-from offload.read.batches import Window
+from offload.read.batches import Window, chunks_in
 from offload.read.snapshots import attach
 from offload.two_sides.choice import NOTHING, Extent, Failure
 from offload.two_sides.tier_side import FilesGone, TierSide, reading_source
@@ -168,11 +169,11 @@ class LocalSide:
         """Wait until the source has changed, if it can tell. Otherwise return False at once."""
         return self._mark is not None and self.error is None and await self.source.changed(self._mark)
 
-    async def windows(self, offset: int, until: int) -> AsyncGenerator[Window, None]:
-        """Yield what may be read from the chunk that holds `offset` on, in windows of about 4 MiB.
+    async def chunks(self, part: int, offset: int, until: int) -> AsyncGenerator[StoredChunk, None]:
+        """Yield what may be read from the chunk that holds `offset` on, as chunks of this part.
 
-        Ends early if the broker has deleted the files, or if a chunk is damaged: another look then says what
-        is left.
+        Between two steps, a window of about 4 MiB is held. Ends early if the broker has deleted the files, or
+        if a chunk is damaged: another look then says what is left.
         """
         assert self._snapshot is not None, "the caller has looked"
         limit = self.extent.end
@@ -194,8 +195,8 @@ class LocalSide:
                         self._doubt(begin, begin + int(row["records"]), damage)
                         return
                     self._tries, self._doubted = 0, None
-                    yield Window(wanted, data, ledger.where)
-                    del data
+                    for chunk in chunks_in(Window(wanted, data, ledger.where), part=part):
+                        yield chunk
                 await ledger.aclose()
             except Corrupt as damage:
                 self._doubt(max(offset, ledger.first_offset), ledger.next_offset, damage)

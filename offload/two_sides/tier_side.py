@@ -11,6 +11,7 @@ from contextlib import aclosing, contextmanager
 
 from offload.cache.block_cache import BlockCache
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import Event, Skipped
 from offload.contracts.source import Snapshot
 from offload.copy.history import check_chunk, last_chunk, reaches
@@ -21,7 +22,7 @@ from offload.ground.errors import Absent, Corrupt, Diverged, Divergence, NotOffl
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.parts.whole_stream import WholeStream
-from offload.read.batches import Window
+from offload.read.batches import messages_in
 from offload.read.joined import part_numbered
 from offload.read.reader import StreamReader
 from offload.two_sides.choice import NOTHING, Extent, Failure
@@ -102,19 +103,21 @@ class TierSide:
         """Try again what could not be read."""
         self._failure = None
 
-    async def windows(self, part: int, offset: int, until: int) -> AsyncGenerator[Window, None]:
-        """Yield the windows of a part, from the chunk that holds `offset` on. Close it.
+    async def chunks(self, part: int, offset: int, until: int) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the chunks of a part, from the one that holds `offset` on. Close it.
 
-        Ends before a window that does not continue the one before: the stream was trimmed meanwhile, and the
+        Ends before a chunk that does not continue the one before: the stream was trimmed meanwhile, and the
         extent is another now.
         """
-        windows = part_numbered(self.parts, part).windows(offset, until=until)
-        async with aclosing(windows):
-            async for window in windows:
-                if int(window.rows["offset"][0]) > offset:
+        async with aclosing(part_numbered(self.parts, part).chunks_here(offset, until=until)) as found:
+            handed = list[StoredChunk]()  # as in `StreamReader.messages_here`
+            async for chunk in found:
+                if chunk.offset > offset:
                     return
-                yield window
-                offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
+                offset = chunk.next_offset
+                handed.append(chunk)
+                del chunk
+                yield handed.pop()
 
     async def compare(self, snapshot: Snapshot) -> bool:
         """Raise `Diverged` unless the source and the newest part are one history.
@@ -158,13 +161,12 @@ class TierSide:
         if extent.end < header.next_offset or extent.first >= header.next_offset:
             return None
         is_held = None
-        windows = self.windows(part, max(header.offset, extent.first), header.next_offset)
-        async with aclosing(windows):
-            async for window in windows:
-                found = ChunkHeader.decode(bytes(window.data[: CHUNK_HEADER.size_bytes]), where=window.where)
-                if _is_same(found, header):
+        stored = self.chunks(part, max(header.offset, extent.first), header.next_offset)
+        async with aclosing(stored):
+            async for each in stored:
+                if _is_same(ChunkHeader.decode(bytes(each.header), where=each.where), header):
                     return True
-                is_held = len(chunk) > CHUNK_HEADER.size_bytes and _agrees(window, chunk, header)
+                is_held = len(chunk) > CHUNK_HEADER.size_bytes and _agrees(each, chunk, header)
                 if not is_held:
                     break
         return is_held
@@ -221,16 +223,14 @@ def _is_same(found: ChunkHeader, expected: ChunkHeader) -> bool:
     )
 
 
-def _agrees(window: Window, chunk: bytes, header: ChunkHeader) -> bool:
-    """Return whether the messages of a window are those of the chunk, for the offsets that both have."""
+def _agrees(stored: StoredChunk, chunk: bytes, header: ChunkHeader) -> bool:
+    """Return whether the messages of a stored chunk are those of `chunk`, for the offsets that both have."""
     if header.type is not ChunkType.USER:
         return False
+    if (found := messages_in(stored)) is None:
+        return True
     expected = messages(chunk, where="the last chunk that was read")
-    start, view = int(window.rows["position"][0]), memoryview(window.data)
-    for row in window.rows[window.rows["type"] == ChunkType.USER]:
-        begin, position = int(row["offset"]), int(row["position"])
-        raw = view[position - start : position - start + int(row["size_bytes"])]
-        for offset, body in enumerate(messages(raw, where=window.where, position=position), start=begin):
-            if header.offset <= offset < header.next_offset and expected[offset - header.offset] != body:
-                return False
+    for offset, body in enumerate(found.bodies, start=found.offset):
+        if header.offset <= offset < header.next_offset and expected[offset - header.offset] != body:
+            return False
     return True

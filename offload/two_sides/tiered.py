@@ -31,17 +31,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from offload.cache.block_cache import BlockCache
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import Event
 from offload.contracts.source import SourceStream
 from offload.ground.env import Env
 from offload.ground.errors import NotOffloaded, OffloadError, TryAgain
+from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream
 from offload.model.position import AtEdge, AtOffset, PartOffset, Position, check_place, check_position
-from offload.read.batches import Messages
+from offload.read.batches import Messages, messages_in
 from offload.read.joined import part_numbered
 from offload.read.reader import IN_FLIGHT, StreamReader, warn_of_skips
 from offload.read.watch import StreamWatch
@@ -52,6 +55,7 @@ from offload.two_sides.tier_side import TierSide
 
 __all__ = ["TieredReader"]
 
+T = TypeVar("T")
 
 READ_HOLD_BACK_SECONDS: Final = 0.5
 
@@ -72,12 +76,13 @@ class TieredReader:
         hold_back_seconds: float,
         env: Env,
         emit: Callable[[Event], None],
+        watch: StreamWatch | None = None,
     ) -> None:
         """Use `open`."""
         self.source, self.priority, self.emit = source, priority, emit
         self.records: Final = {ReadSide.LOCAL: 0, ReadSide.TIER: 0}
         """How many messages were delivered from each side."""
-        self._tier, self._env = tier, env
+        self._tier, self._env, self._watch = tier, env, watch
         # Of the reader, not of a read: what an earlier read saw arrive need not be held back for the whole
         # time again.
         self._believed = Believed(source, hold_back_seconds, env)
@@ -93,13 +98,14 @@ class TieredReader:
         hold_back_seconds: float = READ_HOLD_BACK_SECONDS,
         in_flight: int = IN_FLIGHT,
         cache: BlockCache | None = None,
+        watch: StreamWatch | None = None,
         env: Env | None = None,
         emit: Callable[[Event], None] = warn_of_skips,
     ) -> TieredReader:
         """Return a reader of the newest states. `stream` is the name on the tier, by default the source's.
 
         Data counts when the broker vouches for it, or else after `hold_back_seconds` in the source. The tier
-        need not have the stream yet. `in_flight` and `cache` are as for `StreamReader.open`. Raises
+        need not have the stream yet. `in_flight`, `cache` and `watch` are as for `StreamReader.open`. Raises
         `StreamDeleted` if the stream was deleted on the tier, and `NotOffloaded` if only the tier is read and
         does not have it.
         """
@@ -114,6 +120,7 @@ class TieredReader:
             hold_back_seconds=hold_back_seconds,
             env=env or Env(),
             emit=emit,
+            watch=watch,
         )
 
     @property
@@ -172,7 +179,17 @@ class TieredReader:
         have different histories, and `TryAgain` at the end of the tier if the source is gone for now.
         """
         check_place(start)
-        return self._read(start, None)
+        return self._read(start, None, self._messages)
+
+    def chunks(self, start: int | PartOffset) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the stored chunks, of any type, from the one that holds an offset or a place on.
+
+        A chunk is whole, and may begin before `start`. It may also repeat records of the chunk before, if the
+        source cuts its chunks anew: then its offset is lower than the end of that chunk. Otherwise as
+        `messages`.
+        """
+        check_place(start)
+        return self._read(start, None, self._chunk)
 
     def follow(
         self,
@@ -187,13 +204,47 @@ class TieredReader:
         `watch` and `caught_up` are as for `StreamReader.follow`.
         """
         check_place(start)
-        return self._read(
-            start, Following(watch or StreamWatch(self._tier.catalogue, env=self._env), caught_up)
-        )
+        return self._read(start, self._following(watch, caught_up), self._messages)
+
+    def follow_chunks(
+        self,
+        start: int | PartOffset,
+        *,
+        watch: StreamWatch | None = None,
+        caught_up: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[StoredChunk, None]:
+        """Yield the chunks from an offset or a place on, as `chunks` does, and then what comes later.
+
+        Everything else is as in `follow`.
+        """
+        check_place(start)
+        return self._read(start, self._following(watch, caught_up), self._chunk)
+
+    def _following(self, watch: StreamWatch | None, caught_up: Callable[[], None]) -> Following:
+        watch = watch or self._watch or StreamWatch(self._tier.catalogue, env=self._env)
+        return Following(watch, caught_up)
+
+    def _chunk(self, chunk: StoredChunk, offset: int, side: ReadSide) -> StoredChunk:
+        if chunk.type == ChunkType.USER:
+            self.records[side] += chunk.next_offset - max(chunk.offset, offset)
+        return chunk
+
+    def _messages(self, chunk: StoredChunk, offset: int, side: ReadSide) -> Messages | None:
+        """Return the messages of a chunk from an offset on."""
+        batch = messages_in(chunk)
+        if batch is None:
+            return None
+        if batch.offset < offset:
+            batch = replace(batch, offset=offset, bodies=batch.bodies[offset - batch.offset :])
+        self.records[side] += len(batch.bodies)
+        return batch
 
     async def _read(
-        self, start: int | PartOffset, waiting: Following | None
-    ) -> AsyncGenerator[Messages, None]:
+        self,
+        start: int | PartOffset,
+        waiting: Following | None,
+        take: Callable[[StoredChunk, int, ReadSide], T | None],
+    ) -> AsyncGenerator[T, None]:
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         # If the tier is not read, nobody knows of parts: the source counts as the first one.
         crossing = Crossing(
@@ -203,12 +254,15 @@ class TieredReader:
             sides=self.priority.sides,
             env=self._env,
             emit=self.emit,
-            records=self.records,
+            take=take,
             waiting=waiting,
         )
-        async with aclosing(crossing.run()) as batches:
-            async for batch in batches:
-                yield batch
+        async with aclosing(crossing.run()) as taken:
+            handed = list[T]()  # as in `StreamReader.messages_here`
+            async for each in taken:
+                handed.append(each)
+                del each
+                yield handed.pop()
 
     def _local_side(self) -> LocalSide:
         return LocalSide(source=self.source, tier=self._tier, believed=self._believed)

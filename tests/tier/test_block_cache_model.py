@@ -41,6 +41,7 @@ from offload import (
 from offload.cache.contents import Block, KeptState, KeptTail
 from offload.cache.memory import AGE_SECONDS
 from offload.commit.groups import entry_key
+from offload.contracts.chunks import StoredChunk
 from offload.contracts.events import Event, Skipped
 from offload.formats.keys import StreamKeys
 from offload.read.batches import Window, messages_of
@@ -57,8 +58,8 @@ DAMAGED_BYTE = 300
 class Consumer:
     """A reader of the model: how far it has come, and the call that it waits for."""
 
-    def __init__(self, choice: Offsets | None, *, by_windows: bool) -> None:
-        self.choice, self.by_windows, self.at = choice, by_windows, 0
+    def __init__(self, choice: Offsets | None, by: str) -> None:
+        self.choice, self.by, self.at = choice, by, 0
         self.events: list[Event] = []
         self.call: asyncio.Task[Any] | None = None
         self.is_excused = True
@@ -66,8 +67,7 @@ class Consumer:
 
     def open(self, reader: StreamReader, at: int) -> None:
         self.reader, self.at = reader, max(at, reader.manifest.first_offset)
-        read = reader.windows if self.by_windows else reader.messages
-        self.source: Any = read(self.at, rows_of=self.choice)
+        self.source: Any = getattr(reader, self.by)(self.at, rows_of=self.choice)
 
     def wanted_from(self, at: int, end: int) -> int:
         """Return the first wanted offset in [at, end), or `end`."""
@@ -136,12 +136,12 @@ class SharedReads(RuleBasedStateMachine):
     @precondition(lambda self: len(self.consumers) < READERS_MAX)
     @rule(
         at=st.integers(0, 99),
-        by_windows=st.booleans(),
+        by=st.sampled_from(["windows", "messages", "chunks"]),
         in_flight=st.integers(1, 4),
         choice=st.none() | CHOICES,
     )
-    def open_reader(self, at: int, by_windows: bool, in_flight: int, choice: Offsets | None) -> None:
-        one = Consumer(choice, by_windows=by_windows)
+    def open_reader(self, at: int, by: str, in_flight: int, choice: Offsets | None) -> None:
+        one = Consumer(choice, by)
         one.is_excused = self.is_spoiling()
         reader = self.run(self.world.reader(in_flight=in_flight, emit=one.events.append))
         first = reader.manifest.first_offset
@@ -297,7 +297,7 @@ class SharedReads(RuleBasedStateMachine):
             one.events.clear()
             if call.cancelled():
                 # A generator ends if a wait for it is cancelled. Windows go on.
-                if not one.by_windows:
+                if one.by != "windows":
                     await one.begin_again()
             elif (error := call.exception()) is not None:
                 assert isinstance(error, Corrupt | TryAgain), error
@@ -312,9 +312,12 @@ class SharedReads(RuleBasedStateMachine):
             else:
                 one.at = self.delivered(one, found)
 
-    def delivered(self, one: Consumer, found: Window | Messages) -> int:
+    def delivered(self, one: Consumer, found: Window | Messages | StoredChunk) -> int:
         """Return the offset behind what a reader has got."""
         at = one.wanted_from(one.at, self.next)
+        if isinstance(found, StoredChunk):
+            assert bytes(found.raw) == build_chunk([body_at(at)], offset=at, timestamp_ms=at, epoch=1)
+            return at + 1
         if isinstance(found, Messages):
             assert checked(found) == at
             return at + 1

@@ -69,9 +69,9 @@ async def take(world: World, step: Step) -> None:
             await world.open()
 
 
-async def play(priority: ReadPriority, steps: list[Step], *, recuts: bool) -> World:
+async def play(priority: ReadPriority, steps: list[Step], *, recuts: bool, by_chunks: bool) -> World:
     """Play the steps, and then let the reader go on until nothing more comes."""
-    world = World(priority=priority)
+    world = World(priority=priority, by_chunks=by_chunks)
     world.disk.recuts = recuts
     world.disk.append(3)
     await world.copy()
@@ -132,17 +132,17 @@ async def judge_the_end(world: World) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(steps=STEPS)
+@given(steps=STEPS, by_chunks=st.booleans())
 def test_no_course_of_events_splices_repeats_or_leaves_out_a_record(
-    priority: ReadPriority, steps: list[Step]
+    priority: ReadPriority, steps: list[Step], by_chunks: bool
 ) -> None:
-    asyncio.run(play(priority, steps, recuts=False))
+    asyncio.run(play(priority, steps, recuts=False, by_chunks=by_chunks))
 
 
 @pytest.mark.parametrize("priority", [ReadPriority.LOCAL_FIRST, ReadPriority.TIER_FIRST])
 @settings(max_examples=1500 if CAMPAIGN else 6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=STEPS)
+@given(steps=STEPS, by_chunks=st.booleans())
 def test_sides_that_cut_their_chunks_elsewhere_are_read_as_one(
-    priority: ReadPriority, steps: list[Step]
+    priority: ReadPriority, steps: list[Step], by_chunks: bool
 ) -> None:
-    asyncio.run(play(priority, steps, recuts=True))
+    asyncio.run(play(priority, steps, recuts=True, by_chunks=by_chunks))
