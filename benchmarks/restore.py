@@ -38,9 +38,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from offload_rabbitmq.stream_answers import leader_of
 from offload_rabbitmq.stream_connection import StreamConnection
-from offload_rabbitmq.stream_frames import Key, leader_of, publish_frame, string, string_map
+from offload_rabbitmq.stream_frames import Frame, Key
 from offload_rabbitmq.stream_place import parse_place
+from offload_rabbitmq.stream_target import PUBLISHER, publish_frame
 from osiris_writer import write_stream
 from rstream import (  # type: ignore[import-untyped, unused-ignore]  # no types, and not always here
     Consumer,
@@ -75,33 +77,41 @@ def url_of(broker: Broker, stream: str) -> str:
     return f"rabbitmq-stream://127.0.0.1:{broker.stream_port}/{stream}"
 
 
+async def connected(broker: Broker, stream: str) -> StreamConnection:
+    """Return a connection."""
+    endpoint = parse_place(url_of(broker, stream)).endpoint
+    return await StreamConnection.connect(
+        endpoint, Env(), name="benchmark", connect_seconds=30, answer_seconds=30
+    )
+
+
 async def declared(broker: Broker, stream: str) -> StreamConnection:
     """Declare a stream, and return a connection."""
-    connection = await StreamConnection.connect(parse_place(url_of(broker, stream)), Env())
-    await connection.ask(Key.CREATE, string(stream) + string_map(ARGUMENTS), doing="declare")
+    connection = await connected(broker, stream)
+    await connection.ask(Key.CREATE, stream=stream, arguments=ARGUMENTS, doing="declare")
     return connection
 
 
 async def publish(broker: Broker, stream: str, numbers: range, size_bytes: int, *, new: bool = True) -> None:
     """Publish messages, and do nothing else: frames are made before the clock starts, in parts."""
-    place = parse_place(url_of(broker, stream))
-    connection = await declared(broker, stream) if new else await StreamConnection.connect(place, Env())
+    connection = await declared(broker, stream) if new else await connected(broker, stream)
     confirmed, changed = 0, asyncio.Event()
 
-    def note(content: bytes) -> None:
+    def note(confirm: Frame) -> None:
         nonlocal confirmed
-        confirmed += int.from_bytes(content[1:5], "big")
+        confirmed += len(confirm["ids"])
         changed.set()
 
     connection.receivers[Key.PUBLISH_CONFIRM] = note
-    await connection.ask(Key.DECLARE_PUBLISHER, b"\1" + string("") + string(stream), doing="publish")
+    publisher = {"publisher": PUBLISHER, "reference": "", "stream": stream}
+    await connection.ask(Key.DECLARE_PUBLISHER, **publisher, doing="publish")
     sent = 0
     for first in range(numbers.start, numbers.stop, BATCH):
         bodies = [body_of(number, size_bytes) for number in range(first, min(first + BATCH, numbers.stop))]
         while sent - confirmed > IN_FLIGHT * BATCH:
             changed.clear()
             await changed.wait()
-        await connection.send(publish_frame(1, first + 1, bodies))
+        await connection.send(publish_frame(first + 1, bodies))
         sent += len(bodies)
     while confirmed < sent:
         changed.clear()
@@ -293,13 +303,12 @@ def by_files(folder: Path, tier: Path, count: int, kills: int) -> None:
 
 async def served(broker: Broker, stream: str, seconds: float = 60) -> bool:
     """Wait until a stream has a leader. Return False if it has none in time."""
-    place = parse_place(url_of(broker, stream))
-    connection = await StreamConnection.connect(place, Env())
+    connection = await connected(broker, stream)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        answer = await connection.ask(Key.METADATA, (1).to_bytes(4, "big") + string(stream), doing="look")
+        answer = await connection.ask(Key.METADATA, streams=[stream], doing="look")
         with suppress(TryAgain):
-            leader_of(answer.content, stream, connection.where)
+            leader_of(answer, stream, connection.where)
             await connection.aclose()
             return True
         await asyncio.sleep(0.5)

@@ -224,6 +224,8 @@ class _Connection:
             if key == OPEN:
                 answered["advertised_port"] = str(broker.port)
             return ok + pairs(answered)
+        if key == HANDSHAKE:
+            return ok + b"\0\0\0\2" + string("PLAIN") + string("AMQPLAIN")
         if key == AUTHENTICATE:
             return ok if rest.endswith(b"\0" + broker.password.encode()) else b"\0\x08"
         if key == METADATA:

@@ -33,7 +33,8 @@ from rstream.constants import OffsetType
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded, OffloadError, TryAgain
-from offload_rabbitmq.connection import BrokerEndpoint, KeptConnection
+from offload_rabbitmq.connection import KeptConnection
+from offload_rabbitmq.stream_place import BrokerEndpoint
 
 SCHEMES: Final = ("rabbitmq-stream", "rabbitmq-stream+tls")
 PORTS: Final = {"rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from rstream.client import Client
 
 from offload.ground.env import Env
 from offload.ground.errors import Denied, NotOffloaded, OffloadError, TryAgain
+from offload_rabbitmq.stream_place import BrokerEndpoint
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 2.0
@@ -49,25 +49,6 @@ _log: Final = logging.getLogger(__name__)
 # At level debug the library logs every frame, also the one with the password. It logs the errors that it
 # raises, with traces, and this module reports them in one line.
 logging.getLogger("rstream").setLevel(logging.CRITICAL)
-
-
-@dataclass(slots=True, kw_only=True)
-class BrokerEndpoint:
-    """The address of a broker, and the login."""
-
-    host: str
-    port: int
-    virtual_host: str
-    user: str
-    password: str = field(repr=False)
-    tls: ssl.SSLContext | None = None
-
-    @property
-    def url(self) -> str:
-        """The address, without the login."""
-        scheme = "rabbitmq-stream" if self.tls is None else "rabbitmq-stream+tls"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,8 @@ receiver that was set for its key. So if a request is answered, every frame that
 answer was received.
 
 A lost connection is an error for every request that waits, for every later call, and for the one who waits
-for `lost`. Nothing is sent again here: the caller knows what may be repeated.
+for `lost`. A request without an answer in time also loses the connection, because nobody knows what became of
+it. Nothing is sent again here: the caller knows what may be repeated.
 """
 
 from __future__ import annotations
@@ -14,31 +15,36 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from offload.ground.env import Env
 from offload.ground.errors import Denied, OffloadError, TryAgain
+from offload_rabbitmq.addresses import addresses_of
+from offload_rabbitmq.stream_answers import refusal
 from offload_rabbitmq.stream_frames import (
-    OK,
-    RESPONSE,
+    FRAME_SIZE_BYTES_MIN,
     SIZE,
-    SIZE_BYTES_MAX,
-    Fields,
+    Code,
+    Frame,
     Key,
-    frame,
-    long_bytes,
-    refusal,
-    string,
-    string_map,
+    Sender,
+    decode,
+    encode,
 )
-from offload_rabbitmq.stream_place import StreamPlace
+from offload_rabbitmq.stream_place import BrokerEndpoint
 
-ANSWER_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
-LOGIN_FRAME_BYTES_MAX: Final = 1 << 20
-"""The largest frame before the login. Another service's first bytes look like a frame of a gigabyte."""
+HEARTBEAT_SECONDS: Final = 60
+"""The heartbeat if the broker states none, or a longer one."""
 
+FRAME_BYTES_MAX: Final = 4 << 20
+"""The largest frame that has no chunk. Another service's first bytes look like a frame of a gigabyte."""
+
+CHUNK_FRAME_BYTES_MAX: Final = 2**31 - 1
 READ_BUFFER_BYTES: Final = 1 << 20
+PIECE_SIZE_BYTES: Final = 64 << 10
+REASON_SIZE_MAX: Final = 200
+DELIVER: Final = Key.DELIVER.to_bytes(2, "big")
 PLAIN: Final = "PLAIN"
 
 
@@ -46,76 +52,100 @@ class StreamConnection:
     """An open connection. `connect` makes it. Belongs to one event loop."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: StreamPlace, env: Env
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        endpoint: BrokerEndpoint,
+        env: Env,
+        *,
+        answer_seconds: float,
+        chunk_bytes_max: int,
     ) -> None:
-        self._reader, self._writer, self._place, self._env = reader, writer, place, env
-        self.where: Final = place.where
-        self.receivers: Final[dict[int, Callable[[bytes], None]]] = {}
+        self._reader, self._writer, self._env = reader, writer, env
+        self._answer_seconds, self._chunk_bytes_max = answer_seconds, chunk_bytes_max
+        self._login_ends: float | None = None
+        """The moment of the loop's clock at which the login must be over. None: it is."""
+        self.where: Final = endpoint.url
+        self.receivers: Final[dict[Key, Callable[[Frame], None]]] = {}
         """The receiver of the frames of each key that answer no request."""
         self.lost: Final[asyncio.Future[OffloadError]] = asyncio.get_running_loop().create_future()
         """Gets the error that ended the connection."""
         self.server: Mapping[str, str] = {}
         self.advertised: Mapping[str, str] = {}
         self.frame_size_bytes_max = 0
-        self._heartbeat_seconds = 0
+        """The largest frame that the broker accepts. 0: any."""
         self._correlation = 0
-        self._waiting: dict[tuple[int, int], asyncio.Future[bytes]] = {}
-        self._tuned: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting: dict[tuple[Key, int], asyncio.Future[Frame]] = {}
+        self._tuned: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._heard_at = env.monotonic()
-        self.receivers[Key.HEARTBEAT] = self.receivers[Key.METADATA_UPDATE] = lambda content: None
         self.receivers[Key.TUNE] = self._take_limits
         self.receivers[Key.CLOSE] = self._closed_by_broker
         self._tasks = [asyncio.ensure_future(self._read())]
 
     @classmethod
-    async def connect(cls, place: StreamPlace, env: Env) -> Self:
+    async def connect(
+        cls,
+        endpoint: BrokerEndpoint,
+        env: Env,
+        *,
+        name: str,
+        connect_seconds: float,
+        answer_seconds: float,
+        chunk_bytes_max: int = CHUNK_FRAME_BYTES_MAX,
+    ) -> Self:
         """Connect and log in.
+
+        The broker shows `name` to its operator. All of this may take `connect_seconds`, and each answer
+        afterwards `answer_seconds`. The first `chunk_bytes_max` bytes of a delivered chunk are kept, and the
+        others are read and dropped.
 
         Raises `TryAgain` if nobody answers, and `Denied` if the broker refuses the login.
         """
-        tls = ssl.create_default_context() if place.tls else None
+        login_ends = asyncio.get_running_loop().time() + connect_seconds
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                reader, writer = await asyncio.open_connection(
-                    place.host, place.port, ssl=tls, limit=READ_BUFFER_BYTES
-                )
+            async with asyncio.timeout_at(login_ends):
+                reader, writer = await _opened(endpoint)
         except ssl.SSLCertVerificationError as exc:
-            raise Denied(f"{place.where}: its certificate is not trusted: {exc.verify_message}") from exc
+            raise Denied(f"{endpoint.url}: its certificate is not trusted: {exc.verify_message}") from exc
         except (OSError, TimeoutError) as exc:
             why = getattr(exc, "strerror", None) or str(exc) or "no answer"
-            raise TryAgain(f"{place.where} cannot be reached: {why}") from exc
-        connection = cls(reader, writer, place, env)
+            raise TryAgain(f"{endpoint.url} cannot be reached: {why}") from exc
+        connection = cls(
+            reader, writer, endpoint, env, answer_seconds=answer_seconds, chunk_bytes_max=chunk_bytes_max
+        )
+        connection._login_ends = login_ends
         try:
-            await connection._log_in()
+            await connection._log_in(endpoint, name)
         except BaseException:
+            connection._lose("the login was given up")  # a broker that does not answer gets no goodbye
             await connection.aclose()
             raise
         return connection
 
-    async def ask(self, key: Key, content: bytes, *, doing: str, accept: tuple[int, ...] = (OK,)) -> Fields:
-        """Send a request, and return the content of its response from the code on.
+    async def ask(
+        self, key: Key, *, doing: str, accept: tuple[Code, ...] = (Code.OK,), **fields: Any
+    ) -> Frame:
+        """Send a request, and return its response.
 
-        Raises the error of the code if it is not in `accept`.
+        Raises the error of its code if that is not in `accept`. The connection is sound then, if it is not
+        `lost`.
         """
         self._refuse_if_lost()
-        self._correlation += 1
-        # The broker of 3.10 answers some requests under the key of the request. None of them is used here.
-        waits_for = (key | RESPONSE, self._correlation)
+        self._correlation = self._correlation % (2**32 - 1) + 1
+        waits_for = key, self._correlation
         answer = self._waiting[waits_for] = asyncio.get_running_loop().create_future()
         try:
-            await self.send(frame(key, self._correlation.to_bytes(4, "big") + content))
-            async with asyncio.timeout(ANSWER_SECONDS):
-                fields = Fields(await answer, self.where)
+            async with self._in_time():
+                await self.send(encode(key, correlation=self._correlation, **fields))
+                frame: Frame = await answer
         except TimeoutError as exc:
             raise self._no_answer(doing) from exc
         finally:
             del self._waiting[waits_for]
-        if key is Key.METADATA:  # its response has no code
-            return fields
-        code = Fields(fields.content, self.where).number(2)
+        code = frame.fields.get("code", Code.OK)  # the response to `METADATA` has none
         if code not in accept:
             raise refusal(code, doing, self.where)
-        return fields
+        return frame
 
     async def send(self, data: bytes) -> None:
         """Send whole frames, and wait while the broker takes them more slowly than they come."""
@@ -125,59 +155,58 @@ class StreamConnection:
             await self._writer.drain()
         except OSError as exc:
             self._lose(f"the connection broke: {exc.strerror or exc}", exc)
-            self._refuse_if_lost()
+        self._refuse_if_lost()
 
     async def aclose(self) -> None:
         """Say goodbye, and close. Idempotent. Frames that wait to be sent are sent before."""
-        if not self.lost.done():
-            with suppress(OffloadError, TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    goodbye = OK.to_bytes(2, "big") + string("OK")
-                    await self.ask(Key.CLOSE, goodbye, doing="close the connection")
+        try:
+            if not self.lost.done():
+                with suppress(OffloadError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await self.ask(Key.CLOSE, reason_code=Code.OK, reason="OK", doing="say goodbye")
+        finally:
+            # A broker with an alarm reads nothing more, and what waits to be sent would be awaited for ever.
             self._lose("the connection was closed")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._writer.close()
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
+            self._writer.transport.abort()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            with suppress(OSError):
                 await self._writer.wait_closed()
-        # A broker with an alarm reads nothing more, and what waits to be sent would be awaited for ever.
-        self._writer.transport.abort()
 
-    async def _log_in(self) -> None:
-        hello = {"product": "ledger-offload", "version": "1.0", "connection_name": "offload restore"}
-        answer = await self.ask(Key.PEER_PROPERTIES, string_map(hello), doing="begin")
-        answer.take(2)
-        self.server = answer.string_map()
-        await self.ask(Key.SASL_HANDSHAKE, b"", doing="begin a login")
-        login = f"\0{self._place.user}\0{self._place.password}".encode()
-        await self.ask(
-            Key.SASL_AUTHENTICATE, string(PLAIN) + long_bytes(login), doing=f"log {self._place.user!r} in"
-        )
+    async def _log_in(self, at: BrokerEndpoint, name: str) -> None:
+        hello = {"product": "ledger-offload", "version": "1.0", "connection_name": name}
+        self.server = (await self.ask(Key.PEER_PROPERTIES, properties=hello, doing="begin"))["properties"]
+        await self.ask(Key.SASL_HANDSHAKE, doing="begin a login")
+        login = f"\0{at.user}\0{at.password}".encode(errors="surrogateescape")
+        await self.ask(Key.SASL_AUTHENTICATE, mechanism=PLAIN, data=login, doing=f"log {at.user!r} in")
         # The broker sends its limits on its own, right behind the answer.
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                limits = Fields(await self._tuned, self.where)
+            async with self._in_time():
+                limits = await self._tuned
         except TimeoutError as exc:
             raise self._no_answer("state its limits") from exc
-        self.frame_size_bytes_max, self._heartbeat_seconds = limits.number(4), limits.number(4)
-        await self.send(frame(Key.TUNE, limits.content))
-        opened = await self.ask(
-            Key.OPEN, string(self._place.vhost), doing=f"open the virtual host {self._place.vhost!r}"
+        self.frame_size_bytes_max = limits["frame_size_bytes_max"]
+        heartbeat_seconds = min(limits["heartbeat_seconds"] or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
+        await self.send(
+            encode(
+                Key.TUNE,
+                frame_size_bytes_max=self.frame_size_bytes_max,
+                heartbeat_seconds=heartbeat_seconds,
+            )
         )
-        opened.take(2)
-        self.advertised = opened.string_map()
-        if self._heartbeat_seconds:
-            self._tasks.append(asyncio.ensure_future(self._beat(self._heartbeat_seconds)))
+        doing = f"open the virtual host {at.virtual_host!r}"
+        opened = await self.ask(Key.OPEN, virtual_host=at.virtual_host, doing=doing)
+        self.advertised, self._login_ends = opened["properties"], None
+        self._tasks.append(asyncio.ensure_future(self._beat(heartbeat_seconds)))
 
     async def _read(self) -> None:
         try:
-            while True:
-                size_bytes = int.from_bytes(await self._reader.readexactly(SIZE.size), "big")
-                if not 4 <= size_bytes <= (SIZE_BYTES_MAX if self._tuned.done() else LOGIN_FRAME_BYTES_MAX):
-                    return self._lose(f"it sent a frame of {size_bytes} bytes: this is no stream listener")
-                self._receive(await self._reader.readexactly(size_bytes))
+            while not self.lost.done():  # frames behind a `CLOSE` count for nothing
+                frame = decode(await self._content(), Sender.SERVER, where=self.where)
+                self._heard_at = self._env.monotonic()
+                if isinstance(frame, Frame):  # a newer broker may have commands of its own
+                    self._receive(frame)
         except (OSError, EOFError) as exc:
             self._lose("the connection broke", exc)
         except OffloadError as error:
@@ -185,55 +214,94 @@ class StreamConnection:
         except Exception as exc:  # noqa: BLE001 - a receiver may raise anything, and somebody waits for frames
             self._lose(f"a frame could not be taken: {exc!r}", exc)
 
-    def _receive(self, raw: bytes) -> None:
-        self._heard_at = self._env.monotonic()
-        key, content = int.from_bytes(raw[:2], "big"), raw[4:]
-        answer = self._waiting.get((key, int.from_bytes(content[:4], "big")))
-        if answer is not None:
-            if not answer.done():
-                answer.set_result(content[4:])
-        elif key in self.receivers:
-            self.receivers[key](content)
-        # Anything else is an answer that nobody waits for any more.
+    async def _content(self) -> bytes:
+        """Read the next frame without its size."""
+        [size_bytes] = SIZE.unpack(await self._reader.readexactly(SIZE.size))
+        head = await self._reader.readexactly(FRAME_SIZE_BYTES_MIN)
+        is_chunk = head.startswith(DELIVER) and self._tuned.done()
+        size_bytes_max = CHUNK_FRAME_BYTES_MAX if is_chunk else FRAME_BYTES_MAX
+        if not FRAME_SIZE_BYTES_MIN <= size_bytes <= size_bytes_max:
+            raise TryAgain(f"{self.where}: it sent a frame of {size_bytes} bytes: this is no stream listener")
+        left_bytes = size_bytes - len(head)
+        kept_bytes = min(left_bytes, self._chunk_bytes_max) if is_chunk else left_bytes
+        content = head + await self._reader.readexactly(kept_bytes)
+        for begin in range(kept_bytes, left_bytes, PIECE_SIZE_BYTES):
+            await self._reader.readexactly(min(PIECE_SIZE_BYTES, left_bytes - begin))
+        return content
 
-    def _take_limits(self, content: bytes) -> None:
+    def _receive(self, frame: Frame) -> None:
+        if frame.is_response:
+            answer = self._waiting.get((frame.key, frame.fields.get("correlation", 0)))
+            if answer is not None and not answer.done():
+                answer.set_result(frame)
+            # Nobody waits any more for an answer that comes late.
+        elif frame.key in self.receivers:
+            self.receivers[frame.key](frame)
+
+    def _take_limits(self, frame: Frame) -> None:
         if not self._tuned.done():
-            self._tuned.set_result(content)
+            self._tuned.set_result(frame)
 
-    def _closed_by_broker(self, content: bytes) -> None:
-        fields = Fields(content, self.where)
-        correlation, code, reason = fields.take(4), fields.number(2), fields.string()
-        self._writer.write(frame(Key.CLOSE | RESPONSE, correlation + OK.to_bytes(2, "big")))
-        error = refusal(code, f"go on, and closed the connection ({reason})", self.where)
-        self._lose(str(error), error)
+    def _closed_by_broker(self, frame: Frame) -> None:
+        self._writer.write(encode(Key.CLOSE, response=True, correlation=frame["correlation"], code=Code.OK))
+        doing = f"go on, and closed the connection ({frame['reason'][:REASON_SIZE_MAX]!r})"
+        self._lose("", refusal(frame["reason_code"], doing, self.where), flushes=True)
 
     async def _beat(self, seconds: int) -> None:
         while True:
             await self._env.sleep(seconds / 2)
             if self._env.monotonic() - self._heard_at > 2 * seconds:
                 self._lose(f"it sent nothing for {2 * seconds} s")
-                self._writer.transport.abort()  # ends a `send` that waits for the broker to read
             if self.lost.done():
                 return
             # Not awaited: a broker that reads nothing would stop this task, and hide its own silence.
-            self._writer.write(frame(Key.HEARTBEAT, b""))
+            self._writer.write(encode(Key.HEARTBEAT))
 
-    def _no_answer(self, doing: str) -> TryAgain:
-        return TryAgain(f"{self.where} did not answer for {ANSWER_SECONDS:.0f} s: {doing}")
+    def _in_time(self) -> asyncio.Timeout:
+        ends = asyncio.get_running_loop().time() + self._answer_seconds
+        return asyncio.timeout_at(ends if self._login_ends is None else self._login_ends)
 
-    def _lose(self, why: str, cause: BaseException | None = None) -> None:
+    def _no_answer(self, doing: str) -> OffloadError:
+        self._lose(f"it did not answer in time: {doing}")
+        return self.lost.result()
+
+    def _lose(self, why: str, cause: BaseException | None = None, *, flushes: bool = False) -> None:
+        """End the connection, unless it has ended. The first reason is the one that everybody gets."""
         if self.lost.done():
             return
         error = cause if isinstance(cause, OffloadError) else TryAgain(f"{self.where}: {why}")
         error.__cause__ = None if cause is error else cause
         self.lost.set_result(error)
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(error)
-        if not self._tuned.done():
-            self._tuned.set_exception(error)
-            self._tuned.exception()  # nobody may be waiting for it
+        for waits in (self._tuned, *self._waiting.values()):
+            if not waits.done():
+                waits.set_exception(error)
+                waits.exception()  # nobody may be waiting for it
+        # Also ends a `send` that waits for the broker to read.
+        if flushes:
+            self._writer.close()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._writer.transport.abort)
+        else:
+            self._writer.transport.abort()
 
     def _refuse_if_lost(self) -> None:
         if self.lost.done():
-            raise self.lost.result()
+            raise self.lost.result().with_traceback(None)
+
+
+async def _opened(at: BrokerEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the first address of a host that accepts it. Raises the `OSError` of the last one."""
+    error = OSError("it has no address")
+    for address in await addresses_of(at.host, at.port):
+        try:
+            return await asyncio.open_connection(
+                address,
+                at.port,
+                limit=READ_BUFFER_BYTES,
+                ssl=at.tls,
+                server_hostname=None if at.tls is None else at.host,
+            )
+        except ssl.SSLCertVerificationError:
+            raise  # the other addresses are the same host
+        except OSError as exc:
+            error = exc
+    raise error

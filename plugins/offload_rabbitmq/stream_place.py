@@ -1,4 +1,4 @@
-"""URLs of streams of a running RabbitMQ: `rabbitmq-stream://HOST[:PORT]/[VHOST/]STREAM`.
+"""Addresses of RabbitMQ's stream listeners, and URLs of streams: `rabbitmq-stream://HOST[:PORT]/[VHOST/]STREAM`.
 
 With TLS the scheme is `rabbitmq-stream+tls`. The virtual host is `/` if none is named. VHOST and STREAM are
 percent-encoded as in any URL. The login comes from the environment, because URLs are shown and logged.
@@ -7,6 +7,7 @@ percent-encoded as in any URL. The login comes from the environment, because URL
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
@@ -31,32 +32,44 @@ EXAMPLE: Final = f"{PLAIN_SCHEME}://host:5552/stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPlace:
-    """The address of a stream listener, a login, and a stream."""
+class BrokerEndpoint:
+    """The address of a stream listener, a virtual host, and a login."""
 
-    tls: bool
     host: str
     port: int
-    vhost: str
-    stream: str
+    virtual_host: str
     user: str
     password: str = field(repr=False)
+    tls: ssl.SSLContext | None = None
 
     @property
-    def where(self) -> str:
+    def url(self) -> str:
         """The address for messages, without the login."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{host}:{self.port}"
+        return f"{PLAIN_SCHEME if self.tls is None else TLS_SCHEME}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlace:
+    """A stream of a broker."""
+
+    endpoint: BrokerEndpoint
+    stream: str
 
     @property
     def url(self) -> str:
         """The URL, without the login."""
-        vhost = "" if self.vhost == "/" else quote(self.vhost, safe="") + "/"
-        return f"{self.where}/{vhost}{quote(self.stream, safe='')}"
+        vhost = "" if self.endpoint.virtual_host == "/" else quote(self.endpoint.virtual_host, safe="") + "/"
+        return f"{self.endpoint.url}/{vhost}{quote(self.stream, safe='')}"
 
     def at(self, host: str, port: int) -> StreamPlace:
         """Return the same stream and login at another node."""
-        return replace(self, host=host, port=port)
+        return replace(self, endpoint=replace(self.endpoint, host=host, port=port))
+
+
+def tls_of(scheme: str) -> ssl.SSLContext | None:
+    """Return what checks a broker's certificate: the authorities of the system, or of SSL_CERT_FILE."""
+    return ssl.create_default_context() if scheme == TLS_SCHEME else None
 
 
 def parse_place(url: str) -> StreamPlace:
@@ -80,12 +93,12 @@ def parse_place(url: str) -> StreamPlace:
             f"a virtual host and its stream have names of {NAMES_SIZE_BYTES_MAX} bytes at most together: the "
             "broker names a folder after them"
         )
-    return StreamPlace(
-        tls=parts.scheme == TLS_SCHEME,
+    endpoint = BrokerEndpoint(
         host=parts.hostname,
         port=port,
-        vhost=vhost,
-        stream=path[-1],
+        virtual_host=vhost,
         user=os.environ.get(USER, GUEST),
         password=os.environ.get(PASSWORD, GUEST),
+        tls=tls_of(parts.scheme),
     )
+    return StreamPlace(endpoint=endpoint, stream=path[-1])
