@@ -22,7 +22,7 @@ demo: $(CORE)
 
 # In four processes, because tests wait as much as they work. Spark's tests and those of a server begin first, each
 # group in one process (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --processes 4
 
 test: $(LOOPS)
 	tests/in_memory $(PYTEST)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from kit.world import STREAM, TierWorld
 
 from offload import (
     Env,
     MemoryHandle,
-    ObjectStoreOffloader,
     StreamReader,
     StreamWriter,
     TierOptions,
@@ -19,10 +20,7 @@ from offload.cache.block_cache import BlockCache
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
 from offload.read.reader import Messages
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 
-STREAM = "orders"
 BODY_SIZE_BYTES = 3000
 CHUNK_SIZE_BYTES = BODY_SIZE_BYTES + 52
 CHUNKS_PER_FRAGMENT = 6
@@ -35,27 +33,21 @@ def body_at(offset: int) -> bytes:
 
 
 @dataclass
-class CacheWorld:
+class CacheWorld(TierWorld):
     """One stream with a record to a chunk, and a cache for its readers. Its clock stands still by itself."""
 
     size_bytes: int = 1000 * CHUNK_SIZE_BYTES
-    objects: dict[str, bytes] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    now: float = 1000.0
     throttled: int = 0
 
     def __post_init__(self) -> None:
-        self.store = FaultyStore(MemoryStore(objects=self.objects))
-        self.tier = self.opened(self.store)
-        self.others = self.opened(MemoryStore(objects=self.objects))
-        """The offloader of everyone except the readers."""
+        self.kept = self.tier()
         self.ticks = asyncio.Semaphore(0)
         self.cache = self.new_cache()
 
     def new_cache(self, size_bytes: int | None = None) -> BlockCache:
         return BlockCache(
             size_bytes or self.size_bytes,
-            env=Env(monotonic=lambda: self.now, sleep=self.sleep),
+            env=Env(monotonic=lambda: self.clock.now, sleep=self.sleep),
             throttled=lambda: self.throttled,
             step_size_bytes=STEP_SIZE_BYTES,
         )
@@ -65,17 +57,16 @@ class CacheWorld:
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, and the cache look at what has grown old."""
-        self.now += seconds
+        self.clock.now += seconds
         self.ticks.release()
         for _ in range(5):
             await asyncio.sleep(0)
 
-    def opened(self, store: FaultyStore | MemoryStore) -> ObjectStoreOffloader:
-        options = TierOptions(fragment_size_bytes=CHUNKS_PER_FRAGMENT * CHUNK_SIZE_BYTES)
-        return ObjectStoreOffloader(store, options=options)
+    def options(self) -> TierOptions:
+        return TierOptions(fragment_size_bytes=CHUNKS_PER_FRAGMENT * CHUNK_SIZE_BYTES)
 
     async def append(self, records: int = CHUNKS_PER_FRAGMENT) -> None:
-        writer = await StreamWriter.claim(self.others, STREAM)
+        writer = await StreamWriter.claim(self.others(), STREAM)
         begin = writer.manifest.next_offset
         chunks = [
             build_chunk([body_at(offset)], offset=offset, timestamp_ms=offset, epoch=1)
@@ -92,7 +83,7 @@ class CacheWorld:
     ) -> StreamReader:
         """Open a reader that shares the cache. Forgets the requests before it."""
         opened = await StreamReader.open(
-            catalogue or self.tier,
+            catalogue or self.kept,
             STREAM,
             in_flight=in_flight,
             emit=emit or self.events.append,
@@ -101,14 +92,8 @@ class CacheWorld:
         self.store.calls.clear()
         return opened
 
-    def requests(self) -> int:
-        """Return the reads of fragments since the last call."""
-        found = sum(call.operation == "get" and ".fragment" in call.key for call in self.store.calls)
-        self.store.calls.clear()
-        return found
-
     def skips(self) -> list[tuple[int, int]]:
-        return [(event.from_offset, event.to_offset) for event in self.events if isinstance(event, Skipped)]
+        return [(event.from_offset, event.to_offset) for event in self.of(Skipped)]
 
     def fragment(self, first_offset: int) -> str:
         """Return the key of a fragment."""

@@ -148,10 +148,7 @@ def is_ordinary(config: pytest.Config) -> bool:
 
 
 class LeftOut:
-    """A plugin of pytest: leaves tests to the campaign and reports all that did not run.
-
-    The processes of pytest-xdist select for themselves; each sends its counts to the one that reports.
-    """
+    """A plugin of pytest: leaves tests to the campaign and reports all that did not run."""
 
     def __init__(self) -> None:
         self._left: Counter[str] = Counter()
@@ -159,7 +156,7 @@ class LeftOut:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None]:
-        """Make no items of most cases that are left: half of all, and each process would make them."""
+        """Make no items of most cases that are left: they are half of all."""
         yield
         if is_ordinary(metafunc.config):
             self._left += leave_calls(metafunc)
@@ -185,16 +182,6 @@ class LeftOut:
         """Count a skipped test by its reason."""
         if report.skipped and isinstance(report.longrepr, tuple):
             self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the counts from a process of pytest-xdist."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["left"] = dict(self._left)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take the counts of a process: all collect the same tests, so the last one's are everyone's."""
-        self._left = Counter(getattr(node, "workeroutput", {}).get("left", self._left))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print one line for each reason, the most frequent first."""

@@ -1,6 +1,6 @@
 """Fixtures and order of all tests: each server starts once, and examples of Hypothesis have no deadline.
 
-The processes of pytest-xdist share all tests, but a group stays in one process: Spark's tests share one JVM,
+Several processes share all tests (`processes`), but a group stays in one of them: Spark's tests share a JVM,
 and the tests of a server share one process of it. Neighbours in a file share the fixtures of their module.
 """
 
@@ -9,17 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from random import SystemRandom
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from bytecode import write_bytecode
 from campaign import CAMPAIGN, LeftOut
 from expected_failures import NoUnexpectedPass
 from hypothesis import HealthCheck, settings
+from processes import Processes
 from servers import SERVERS, Running
 from servers.metadata import BY_NAME
 from servers.session import Session
@@ -71,6 +70,12 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the number of processes. With none, this process runs the tests."""
+    group = parser.getgroup("processes")  # its public function refuses short names
+    group._addoption("-n", "--processes", type=int, default=0, help="number of processes that run tests")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """End every run with a table of servers and a count of what it left out; draw one fresh seed for all.
 
@@ -82,8 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ClosingTable(), "servers-closing-table")
     config.pluginmanager.register(LeftOut(), "left-out")
     config.pluginmanager.register(NoUnexpectedPass(), "no-unexpected-pass")
-    if config.getoption("numprocesses", None):  # not set in the processes themselves
-        write_bytecode(config)
+    if count := config.getoption("processes"):
+        config.pluginmanager.register(Processes(count, groups_of), "processes")
     gc.disable()  # until all tests are collected: they only become more, and each pass would walk over all
 
 
@@ -110,28 +115,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(group_of(item.nodeid), 1))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each group to one process, and other neighbours in a file to the first process that is free.
-
-    `--dist loadgroup` of pytest-xdist 3.8 has no effect on pytest 9.2, which ignores that it renames tests.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        @cached_property
-        def _scopes(self) -> dict[str, str]:
-            scopes, tests = dict[str, str](), Counter[str]()
-            for nodeid in self.collection:
-                file = nodeid.partition("::")[0]
-                scopes[nodeid] = group_of(nodeid) or f"{file} {tests[file] // NEIGHBOURS}"
-                tests[file] += 1
-            return scopes
-
-        def _split_scope(self, nodeid: str) -> str:
-            return self._scopes[nodeid]
-
-    return Groups(config, log)
+def groups_of(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Return the numbers of the tests that stay in one process together: a group, or neighbours in a file."""
+    groups, tests = defaultdict[str, list[int]](list), Counter[str]()
+    for number, item in enumerate(items):
+        file = item.nodeid.partition("::")[0]
+        groups[group_of(item.nodeid) or f"{file} {tests[file] // NEIGHBOURS}"].append(number)
+        tests[file] += 1
+    return [*groups.values()]
 
 
 def pytest_collection_finish() -> None:

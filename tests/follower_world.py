@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from growing_source import Clock, GrowingStream
+from growing_source import GrowingStream
+from kit.world import TierWorld
 
-from offload import ObjectStoreOffloader, StreamReader
-from offload.contracts.events import Event
 from offload.follow.follower import Follower
+from offload.follow.pauses import LookAtPlace, look_nowhere
 from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
+from offload.ground.errors import NotOffloaded
 
 LAG: Final = 10.0
 RULES: Final = FollowRules(max_lag_seconds=LAG, hold_back_seconds=1.0)
@@ -39,46 +39,44 @@ LEADING = FollowStatus(
 
 
 @dataclass
-class World:
-    """A source that grows, a tier in memory, and a clock."""
+class World(TierWorld):
+    """A source that grows beside the tier, and followers of its stream."""
 
-    clock: Clock = field(default_factory=Clock)
     source: GrowingStream = field(default_factory=GrowingStream)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
 
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as another process opens it."""
-        return ObjectStoreOffloader(self.store, env=self.clock.env())
-
-    def follower(self, rules: FollowRules = RULES, source: GrowingStream | None = None) -> Follower:
+    def follower(
+        self,
+        rules: FollowRules = RULES,
+        source: GrowingStream | None = None,
+        place: LookAtPlace = look_nowhere,
+    ) -> Follower:
         """Return a follower in a process of its own."""
         return Follower(
             source=source or self.source,
             offloader=self.tier(),
             rules=rules,
-            env=self.clock.env(),
+            env=self.env(),
             emit=self.events.append,
+            place=place,
         )
 
-    async def run(self, follower: Follower, seconds: float) -> None:
-        """Let the follower look until so much time has passed."""
+    async def run(self, *followers: Follower, seconds: float) -> None:
+        """Let the followers look in turn until so much time has passed."""
         end = self.clock.now + seconds
-        while self.clock.now < end:
-            self.clock.now += await follower.step()
+        due = [(self.clock.now, number) for number in range(len(followers))]
+        while min(due)[0] <= end:
+            now, number = min(due)
+            self.clock.now = max(self.clock.now, now)
+            due[number] = self.clock.now + (await followers[number].step() or 0.1), number
+        self.clock.now = end
 
     async def committed(self) -> int:
         """Return the end of the tier, after reading every message of it."""
-        reader = await StreamReader.open(self.tier(), "orders")
-        end = 0
-        async for batch in reader.messages(0):
-            assert batch.offset == end
-            end += len(batch.bodies)
-        return end
-
-    def told(self, kind: type[Event]) -> int:
-        """Return the number of events of a kind."""
-        return sum(isinstance(event, kind) for event in self.events)
+        with suppress(NotOffloaded):
+            offsets = [offset for offset, _ in await self.records()]
+            assert offsets == list(range(len(offsets)))
+            return len(offsets)
+        return 0
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:

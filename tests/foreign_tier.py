@@ -30,21 +30,12 @@ RECORDS_IN_CHUNK = 2
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Declare `lines://`, if the plugin is `installed`."""
+    """Declare `lines://`, if the plugin is installed."""
     return [Backend(name="lines", target="foreign_tier:open_url", schemes=("lines",), kind="catalogue")]
 
 
 def open_url(url: str) -> LinesCatalogue:
     return LinesCatalogue(Path(url.removeprefix("lines://")))
-
-
-def installed(folder: Path, name: str = "lines", module: str = "foreign_tier") -> Path:
-    """Turn `folder` into a distribution that declares this module as a plugin."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[offload]\n{name} = {module}\n")
-    return folder
 
 
 class LinesCatalogue(Catalogue):

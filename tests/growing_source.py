@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from offload import MemoryHandle, Snapshot, Source, SourceStream, build_chunk
-from offload.ground.env import Env
 from offload.ground.errors import Corrupt, OffloadError
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 
 BODY_SIZE_BYTES = 1000
-
-
-@dataclass
-class Clock:
-    """A clock that a test sets."""
-
-    now: float = 1000.0
-
-    def env(self, random: float = 0.5) -> Env:
-        """Return an environment with this clock. Its sleep does not wait."""
-        return Env(
-            monotonic=lambda: self.now,
-            now_ms=lambda: int(self.now * 1000),
-            sleep=lambda seconds: asyncio.sleep(0),
-            random=lambda: random,
-        )
 
 
 class DamagedHandle(MemoryHandle):

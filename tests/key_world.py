@@ -1,7 +1,7 @@
 """A tier in memory with a key service in memory, for tests of the keys of streams.
 
 `Service` is a fake: it wraps with AES-GCM, so a test that asks with another context or label is refused as by
-a real one. `World` is a store that can fail, the service, and a clock that a test sets.
+a real one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from kit.world import Clock, TierWorld
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
@@ -22,13 +23,10 @@ from offload.contracts.keys import KeyService
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
-from offload.ground.env import Env
 from offload.ground.errors import Denied, NoSuchKey, TryAgain
 from offload.model.labels import MasterKey
 from offload.model.manifest import StreamState
 from offload.native.key_ring import KeyRing
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 
 LABEL: Final = "tier-2026"
 
@@ -84,32 +82,21 @@ def _bound(label: str, context: Mapping[str, str]) -> bytes:
 
 
 @dataclass
-class World:
-    """A store in memory, a key service, and a clock that a test sets."""
+class World(TierWorld):
+    """A tier with a key service. Its clock begins at 0, where a key's time is counted from."""
 
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
+    clock: Clock = field(default_factory=lambda: Clock(0.0))
     service: Service = field(default_factory=Service)
-    now: float = 0.0
 
     def ring(
         self, label: str | None = LABEL, *, secret: Callable[[int], bytes] = os.urandom, **changes: Any
     ) -> KeyRing:
         """Return the ring of another process."""
-        env = Env(monotonic=lambda: self.now, sleep=lambda seconds: asyncio.sleep(0), secret=secret)
         new = None if label is None else MasterKey.parse(label)
-        return KeyRing(service=self.service, new=new, env=env, **changes)
+        return KeyRing(service=self.service, new=new, env=replace(self.env(), secret=secret), **changes)
 
     def tier(self, ring: KeyRing | None = None) -> ObjectStoreOffloader:
         return ObjectStoreOffloader(self.store, ring=ring)
-
-    @property
-    def objects(self) -> Objects:
-        assert isinstance(self.store.inner, MemoryStore)
-        return self.store.inner.objects
-
-    @property
-    def data(self) -> list[str]:
-        return [key for key in self.objects if "/data/" in key]
 
     def key_objects(self, suffix: str = "") -> list[str]:
         return sorted(key for key in self.objects if "/keys/" in key and key.endswith(suffix))

@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
-from growing_source import Clock
+from kit.world import STREAM, TierWorld
 
 from offload import MemoryHandle, ObjectStoreOffloader
-from offload.contracts.events import Event
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.log import LocalLedger
-from offload.ground.env import Env
 from offload.ground.errors import NotOffloaded
 from offload.log.memory_log import MemoryDisk, MemoryLog
 from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.model.entry import entries_of_rows
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 from offload.write.job import Job
 
-STREAM = "orders"
 MANUAL = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=None, roll_seconds=None)
 """Nothing happens of its own accord, except that ledgers are sealed by size."""
 
@@ -99,24 +94,10 @@ class CrashingLog(MemoryLog):
 
 
 @dataclass
-class World:
-    """A disk, a store and a clock. They outlive the managed ledgers."""
+class World(TierWorld):
+    """A broker's disk beside the tier. It outlives the managed ledgers."""
 
-    clock: Clock = field(default_factory=Clock)
     disk: MemoryDisk = field(default_factory=MemoryDisk)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
-    skew_seconds: float = 0.0
-    """How far the wall clock runs ahead of the monotonic one."""
-
-    def env(self) -> Env:
-        """Return the clock, whose wall clock may run ahead."""
-        env = self.clock.env()
-        return replace(env, now_ms=lambda: int((self.clock.now + self.skew_seconds) * 1000))
-
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as another process opens it."""
-        return ObjectStoreOffloader(self.store, env=self.env())
 
     async def open(self, policy: LedgerPolicy = MANUAL, *, log: MemoryLog | None = None) -> ManagedLedger:
         """Open the managed ledger of the disk, as a process that has just started."""
@@ -151,10 +132,6 @@ class World:
         """Return the ids of the ledgers on the disk, the open one included."""
         return [ledger.facts.ledger_id for ledger in self.disk.ledgers]
 
-    def told(self, kind: type[Event]) -> int:
-        """Return the number of events of a kind."""
-        return sum(isinstance(event, kind) for event in self.events)
-
 
 async def fill(ledger: ManagedLedger, *counts: int, size_bytes: int = 10) -> list[bytes]:
     """Append so many records to each of several ledgers, sealing each but the last. Return all records."""
@@ -184,13 +161,6 @@ async def contribute(tier: ObjectStoreOffloader, *chunks: bytes) -> None:
     handle = MemoryHandle(chunks)
     manifest, [attempt] = await job.prepare([handle.first_offset])
     await job.append([await tier.offload(handle, attempt, manifest=manifest, extra_metadata={})])
-
-
-def objects(world: World) -> list[str]:
-    """Return the keys on the store."""
-    store = world.store.inner
-    assert isinstance(store, MemoryStore)
-    return sorted(store.objects)
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:

@@ -7,20 +7,23 @@ only the checksums, because our writer makes the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import numpy as np
+from kit.world import Clock
+from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey
 from offload_pulsar.ledger_metadata import LedgerMetadata
 
 from offload import EntryLedger, EntryRun
 from offload.contracts.store import Body
 from offload.store.memory import MemoryStore
 
+ORDERS: Final = "public/default/persistent/orders-partition-0"
 DATA: Final = Path(__file__).parent / "data" / "pulsar"
 MANIFEST: Final = json.loads((DATA / "MANIFEST.json").read_text())
 SETS: Final[dict[str, Any]] = {row["set"]: row for row in MANIFEST["sets"]}
@@ -110,3 +113,25 @@ class ListedEntries(EntryLedger):
 
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         return EntryRun.of(self.kept[first : last + 1], first=first, timestamps_ms=0)
+
+
+class PulsarBrokers:
+    """A bucket that Pulsar's brokers fill and trim, and a clock."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store, self.clock = store or MemoryStore(), Clock(0.0)
+        self.uids: dict[int, UUID] = {}
+
+    async def offload(
+        self, ledger_id: int, entries: Sequence[bytes], *, name: str = ORDERS, block: int = 300
+    ) -> PulsarKey:
+        """Offload a ledger."""
+        uid = self.uids[ledger_id] = uuid4()
+        bucket = PulsarBucket(self.store, block_size_bytes_max=block)
+        names = BrokerNames(managed_ledger=name)
+        await bucket.offload(ListedEntries(ledger_id, [*entries]), uid, names=names)
+        return PulsarKey(uid, ledger_id)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete a ledger that was offloaded."""
+        await PulsarBucket(self.store).delete(ledger_id, self.uids[ledger_id])

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
-from growing_source import Clock
+from kit.world import STREAM, TierWorld
 
 from offload import (
     MemoryHandle,
@@ -36,12 +36,9 @@ from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import PartOffset
 from offload.read.batches import Messages, messages_in
 from offload.read.watch import StreamWatch
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 from offload.two_sides.choice import ReadSide
 from offload.upkeep.compact.stream import compact
 
-STREAM: Final = "orders"
 HOLD_BACK: Final = 1.0
 
 
@@ -215,15 +212,13 @@ class OneStream(Source):
 
 
 @dataclass
-class World:
-    """A disk, a tier, a clock that stands unless the world turns, and a reader that is judged."""
+class World(TierWorld):
+    """A disk beside the tier, and a reader of both that is judged. Time passes only when the world turns."""
 
     priority: ReadPriority = ReadPriority.LOCAL_FIRST
     by_chunks: bool = False
     """True if the reader yields stored chunks, of which the world takes the messages from its place on."""
     disk: Disk = field(default_factory=Disk)
-    clock: Clock = field(default_factory=Clock)
-    objects: dict[str, bytes] = field(default_factory=dict)
     delivered: list[tuple[int, bytes]] = field(default_factory=list)
     skipped: list[tuple[int, int]] = field(default_factory=list)
     damage: list[Corrupt] = field(default_factory=list)
@@ -244,10 +239,8 @@ class World:
     _last: tuple[int, list[bytes]] | None = None
 
     def __post_init__(self) -> None:
-        self.store = FaultyStore(MemoryStore(objects=self.objects))
-        self.tier = ObjectStoreOffloader(self.store, env=self.clock.env())
+        self.kept = ObjectStoreOffloader(self.store, env=self.clock.env())
 
-    @property
     def env(self) -> Env:
         """The environment of the reader. A sleep ends when the world turns."""
         clock = self.clock
@@ -272,14 +265,13 @@ class World:
 
     async def copy(self, disk: Disk | None = None) -> OffloadError | None:
         """Bring the tier up to date with the disk, or with another one. Return the error of the copy."""
-        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
-        [report] = [each async for each in sync(OneStream(disk or self.disk), others)]
+        [report] = [each async for each in sync(OneStream(disk or self.disk), self.others())]
         return report.error
 
     async def committed(self) -> CommittedStream | None:
         """Return what is on the tier now."""
         try:
-            return await ObjectStoreOffloader(MemoryStore(objects=self.objects)).load_manifest(STREAM)
+            return await self.others().load_manifest(STREAM)
         except NotOffloaded:
             return None
 
@@ -287,7 +279,7 @@ class World:
         """Trim the tier, and sweep without any grace."""
         if await self.committed() is None:
             return
-        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        others = self.others()
         await trim(others, STREAM, Retention(before_offset=before))
         await self._sweep(others)
 
@@ -295,7 +287,7 @@ class World:
         """Merge all fragments of the tier, and sweep without any grace."""
         if await self.committed() is None:
             return
-        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        others = self.others()
         async for _ in compact(others, fragment_size_bytes=1 << 20):
             pass
         await self._sweep(others)
@@ -312,16 +304,16 @@ class World:
         """Begin to read at the place that was reached."""
         self.reader = await TieredReader.open(
             self.disk,
-            self.tier,
+            self.kept,
             priority=self.priority,
             hold_back_seconds=HOLD_BACK,
             in_flight=1,
-            env=self.env,
+            env=self.env(),
             emit=self._tell,
         )
         self._last = None
         if follow:
-            watch = StreamWatch(self.tier, env=self.env)
+            watch = StreamWatch(self.kept, env=self.env())
             start = PartOffset(1, self.place)
             if self.by_chunks:
                 self._batches = self._decoded(self.reader.follow_chunks(start, watch=watch))
@@ -441,7 +433,7 @@ class World:
 
     async def on_tier(self, begin: int, end: int) -> list[bytes]:
         """Return the records that the tier has, read by nothing that is under test."""
-        others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        others = self.others()
         view, found = await others.view(STREAM), list[bytes]()
         at = max(begin, view.committed.first_offset)
         while at < end and (entry := await view.find(at)) is not None:

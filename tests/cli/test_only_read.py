@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from command_line import offload
-from foreign_tier import chunks_in, installed, write_lines
+from foreign_tier import chunks_in, write_lines
+from kit.installed import declare
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A stream of seven records in two files."""
-    monkeypatch.syspath_prepend(installed(tmp_path / "site"))
+    monkeypatch.syspath_prepend(declare(tmp_path / "site", "lines", {"lines": "foreign_tier"}))
     root = tmp_path / "place"
     write_lines(root, "orders", 0, 1000, ["a", "b", "c", "d"])
     write_lines(root, "orders", 4, 2000, ["e", "f", "g"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import Ran, offload
+from kit.installed import declare
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +26,7 @@ class Site:
         self.folder = folder
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         points = project["entry-points"]["offload"]
-        self._metadata(project["name"], version(project["name"]), points)
+        declare(folder, project["name"], points, version=version(project["name"]))
 
     def install(self, name: str, source: str) -> None:
         """Install a distribution of one module, whose `open_url` opens the scheme of the same name."""
@@ -37,18 +38,11 @@ class Site:
             f"    return [Backend(name={name!r}, target='{name}_code:open_url', schemes=({name!r},),\n"
             f"                    **getattr(code, 'DECLARES', {{}}))]\n"
         )
-        self._metadata(name, "1.5", {name: name})
+        declare(self.folder, name, {name: name}, version="1.5")
 
     def objects(self, name: str) -> dict[str, bytes]:
         """Return the objects that the backend `name` keeps in memory."""
         return sys.modules[f"{name}_code"].OBJECTS  # type: ignore[no-any-return]
-
-    def _metadata(self, name: str, number: str, points: dict[str, str]) -> None:
-        info = self.folder / f"{name.replace('-', '_')}-{number}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-        lines = "".join(f"{point} = {module}\n" for point, module in points.items())
-        (info / "entry_points.txt").write_text(f"[offload]\n{lines}")
 
 
 def box(*arguments: object) -> Ran:

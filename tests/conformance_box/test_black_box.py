@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -15,6 +14,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 from conformance_box.installed import Site, box, outcomes, report_in
+from kit.installed import on_path
 from offload_conformance.backend import SUITES
 from offload_conformance.clauses import clauses_of
 from offload_conformance.recording import RecordingStore, RecordingUpload
@@ -64,11 +64,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     outputs = {name: folder / f"out.{name}" for name in ("report", "junit", "markdown", "badge")}
     options = [word for name, path in outputs.items() for word in (f"--{name}", path)]
     (folder / "site").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder / "site"))
+    with on_path(folder / "site"):
         Site(folder / "site").install("sound", broken("pass"))
         ran = box("sound://here", "--seed", "7", "--server", "a dict", "--listing-keys", 1100, *options)
-        sys.modules.pop("sound_code", None)
     return {"ran": ran} | outputs
 
 

@@ -131,7 +131,7 @@ async def followed(number: int) -> World:
     follower = world.follower()
     for _ in range(number):
         world.source.append()
-        await world.run(follower, LAG)
+        await world.run(follower, seconds=LAG)
     await follower.release()
     return world
 
@@ -192,7 +192,7 @@ async def stands_by(number: int) -> FaultyStore:
     world = World()
     leader = world.follower()
     world.source.append()
-    await world.run(leader, LAG)
+    await world.run(leader, seconds=LAG)
     store = FaultyStore(world.store.inner)
     tier = ObjectStoreOffloader(store, env=world.clock.env())
     standby = Follower(source=world.source, offloader=tier, rules=RULES, env=world.clock.env())

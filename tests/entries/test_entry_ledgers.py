@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from campaign import CAMPAIGN
 from entry_store import EntryStore, bodies, synced
-from growing_source import Clock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kit.world import Clock
 
 from offload import (
     AtOffset,

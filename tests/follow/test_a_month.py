@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 
 import pytest
 from campaign import CAMPAIGN
-from growing_source import Clock, GrowingStream
+from growing_source import GrowingStream
+from kit.world import TierWorld
 
-from offload import ObjectStoreOffloader, StreamReader
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
 from offload.follow.follower import Follower
 from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowRules, FollowState
 from offload.ground.errors import Denied, Diverged, NotOffloaded, TryAgain
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
+from offload.store.faults import Fault, Rule
 
 HOUR = 3600.0
 RULES = FollowRules(max_lag_seconds=120.0, hold_back_seconds=5.0)
@@ -32,14 +31,12 @@ KEPT_HOURS = 48
 
 
 @dataclass
-class Month:
+class Month(TierWorld):
     """A broker, a bucket, and the process that follows."""
 
-    draw: random.Random
-    clock: Clock = field(default_factory=Clock)
+    draw: random.Random = field(kw_only=True)
     source: GrowingStream = field(default_factory=GrowingStream)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    told: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     """The end of the source at each hour."""
 
@@ -48,13 +45,14 @@ class Month:
 
     def process(self) -> Follower:
         """Return a follower in a new process."""
-        tier = ObjectStoreOffloader(self.store, env=self.clock.env())
-        return Follower(source=self.source, offloader=tier, rules=RULES, env=self.clock.env(), emit=self.tell)
+        return Follower(
+            source=self.source, offloader=self.tier(), rules=RULES, env=self.env(), emit=self.tell
+        )
 
     def tell(self, event: Event) -> None:
         """Note what an operator would hear."""
         if isinstance(event, StreamPaused | StreamResumed | TookOver):
-            self.told.append(f"hour {len(self.ends)}: {event!r}")
+            self.said.append(f"hour {len(self.ends)}: {event!r}")
 
     async def hour(self) -> None:
         """Let an hour pass, in which the broker gets data, rolls its segments and deletes old ones."""
@@ -77,12 +75,7 @@ class Month:
 
     async def committed(self) -> list[int]:
         """Return all offsets that the tier has, in the order of reading."""
-        reader = await StreamReader.open(ObjectStoreOffloader(self.store), "orders")
-        return [
-            offset
-            async for batch in reader.messages(0)
-            for offset in range(batch.offset, batch.offset + len(batch.bodies))
-        ]
+        return [offset for offset, _ in await self.records()]
 
 
 def refuse(month: Month) -> None:
@@ -125,7 +118,7 @@ async def a_month(month: Month, days: int) -> None:
     while hours < 24 * days:
         name = month.draw.choice([*TROUBLES])
         lasts = month.draw.choice([1, 1, 2, 5, 24])
-        month.told.append(f"hour {len(month.ends)}: {name}, for {lasts} h")
+        month.said.append(f"hour {len(month.ends)}: {name}, for {lasts} h")
         TROUBLES[name](month)
         for _ in range(lasts):
             await month.hour()
@@ -134,19 +127,19 @@ async def a_month(month: Month, days: int) -> None:
         for _ in range(2):
             await month.hour()
         end = (await month.follower.offloader.load_manifest("orders")).next_offset
-        assert end >= month.ends[-2], month.told
+        assert end >= month.ends[-2], month.said
         hours += lasts + 2
 
 
 @pytest.mark.parametrize("seed", range(20 if CAMPAIGN else 1))
 def test_a_month_of_troubles_loses_nothing(seed: int) -> None:
-    month = Month(random.Random(seed))
+    month = Month(draw=random.Random(seed))
     try:
         asyncio.run(a_month(month, 30 if CAMPAIGN else 5))
         assert asyncio.run(month.committed())[: month.ends[-2]] == list(range(month.ends[-2]))
         assert month.source.first_offset > 0  # the broker has deleted what the tier still has
     finally:
-        print("\n".join(month.told))
+        print("\n".join(month.said))
 
 
 def test_a_trouble_that_outlasts_the_broker_pauses_the_stream_and_harms_nothing() -> None:
@@ -165,10 +158,10 @@ def test_a_trouble_that_outlasts_the_broker_pauses_the_stream_and_harms_nothing(
         assert isinstance(month.follower.status.error, Diverged)
         assert "there is a gap" in str(month.follower.status.error)
         assert (await month.committed())[: len(before)] == before
-        assert sum("StreamPaused" in line for line in month.told) == 1
+        assert sum("StreamPaused" in line for line in month.said) == 1
         month.clock.now += PAUSE_SECONDS
 
-    asyncio.run(scenario(Month(random.Random(0))))
+    asyncio.run(scenario(Month(draw=random.Random(0))))
 
 
 def test_a_bucket_that_was_never_reached_gets_everything_that_the_broker_still_has() -> None:
@@ -189,4 +182,4 @@ def test_a_bucket_that_was_never_reached_gets_everything_that_the_broker_still_h
         assert found[0] >= first
         assert found[-1] >= month.ends[-2] - 1
 
-    asyncio.run(scenario(Month(random.Random(1))))
+    asyncio.run(scenario(Month(draw=random.Random(1))))

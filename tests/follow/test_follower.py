@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
-from growing_source import BODY_SIZE_BYTES, Clock, GrowingSource, GrowingStream
+from follower_world import World as FollowerWorld
+from growing_source import BODY_SIZE_BYTES, GrowingSource, GrowingStream
 
-from offload import ObjectStoreOffloader, StreamReader, delete_stream
+from offload import delete_stream
 from offload import sync as sync_all
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
 from offload.follow.follower import Follower
@@ -21,8 +22,7 @@ from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.ground.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
 from offload.native.offloader import TierOptions
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
+from offload.store.faults import Fault, Rule
 
 LAG: Final = 10.0
 FRAGMENT_SIZE_BYTES: Final = 50 * BODY_SIZE_BYTES
@@ -33,18 +33,11 @@ AT_ONCE: Final = replace(RULES, hold_back_seconds=0.0)
 
 
 @dataclass
-class World:
-    """A source that grows, a tier in memory, and followers of the same stream."""
+class World(FollowerWorld):
+    """A source that grows beside a tier of small fragments."""
 
-    clock: Clock = field(default_factory=Clock)
-    source: GrowingStream = field(default_factory=GrowingStream)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
-
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as another process opens it."""
-        options = TierOptions(fragment_size_bytes=FRAGMENT_SIZE_BYTES)
-        return ObjectStoreOffloader(self.store, options=options, env=self.clock.env())
+    def options(self) -> TierOptions:
+        return TierOptions(fragment_size_bytes=FRAGMENT_SIZE_BYTES)
 
     def follower(
         self,
@@ -52,58 +45,21 @@ class World:
         source: GrowingStream | None = None,
         place: LookAtPlace = look_nowhere,
     ) -> Follower:
-        """Return a follower in a process of its own."""
-        return Follower(
-            source=source or self.source,
-            offloader=self.tier(),
-            rules=rules,
-            env=self.clock.env(),
-            emit=self.events.append,
-            place=place,
-        )
-
-    async def run(self, *followers: Follower, seconds: float) -> None:
-        """Let the followers look in turn until so much time has passed."""
-        end = self.clock.now + seconds
-        due = [(self.clock.now, number) for number in range(len(followers))]
-        while True:
-            now, number = min(due)
-            if now > end:
-                break
-            self.clock.now = max(self.clock.now, now)
-            pause = await followers[number].step()
-            due[number] = self.clock.now + pause, number
-        self.clock.now = end
+        return super().follower(rules, source, place)
 
     async def committed(self) -> int:
-        """Return the next offset of the tier."""
+        """Return the next offset of the tier, without a read."""
         return (await self.tier().load_manifest("orders")).next_offset
 
     async def assert_whole(self) -> None:
         """Assert that the tier has every record of the source, once and in order."""
-        reader = await StreamReader.open(self.tier(), "orders")
-        offsets = [
-            offset
-            async for batch in reader.messages(0)
-            for offset in range(batch.offset, batch.offset + len(batch.bodies))
-        ]
-        assert offsets == list(range(self.source.next_offset))
+        assert [offset for offset, _ in await self.records()] == list(range(self.source.next_offset))
 
     async def go_on_in_a_new_part(self) -> None:
         """Do what somebody does by hand, who reads that there is a gap."""
         source = GrowingSource([self.source])
         [report] = [each async for each in sync_all(source, self.tier(), new_part=True, env=self.clock.env())]
         assert report.error is None
-
-    def of(self, kind: type[Event]) -> list[Any]:
-        """Return the events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def requests(self) -> Counter[str]:
-        """Return the requests since the last call."""
-        found = Counter(call.operation for call in self.store.calls)
-        self.store.calls.clear()
-        return found
 
 
 async def full(operation: str, key: str) -> None:

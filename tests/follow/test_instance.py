@@ -57,10 +57,10 @@ class TestAnEarlierLife:
     def test_a_process_that_was_killed_copies_again_as_soon_as_the_hold_back_allows(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(life(world), LAG)
+            await world.run(life(world), seconds=LAG)
             world.source.append()
 
-            await world.run(life(world), SOON_SECONDS)
+            await world.run(life(world), seconds=SOON_SECONDS)
 
             assert (world.told(TookOver), await world.committed()) == (2, 20)
 
@@ -75,10 +75,10 @@ class TestAnEarlierLife:
 
             world.source.leads = leads  # type: ignore[method-assign]
             world.source.append()
-            await world.run(life(world), 10 * RULES.quiet_seconds)
+            await world.run(life(world), seconds=10 * RULES.quiet_seconds)
             world.source.append()
 
-            await world.run(life(world), SOON_SECONDS)
+            await world.run(life(world), seconds=SOON_SECONDS)
 
             assert (world.told(TookOver), await world.committed()) == (2, 20)
 
@@ -87,7 +87,7 @@ class TestAnEarlierLife:
     def test_records_that_come_later_wait_for_a_larger_fragment(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(life(world), LAG)
+            await world.run(life(world), seconds=LAG)
             world.source.append()
             again = replace(life(world), rules=replace(RULES, hold_back_seconds=0.0))
             await again.step()
@@ -103,10 +103,10 @@ class TestAnEarlierLife:
     def test_a_writer_of_another_identity_is_left_alone_for_takeover(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(life(world), LAG)
+            await world.run(life(world), seconds=LAG)
             world.source.append()
 
-            await world.run(life(world, b"two"), RULES.quiet_seconds)
+            await world.run(life(world, b"two"), seconds=RULES.quiet_seconds - 1)
 
             assert world.told(TookOver) == 1
 
@@ -119,7 +119,7 @@ class TestAnEarlierLife:
         async def scenario(world: World) -> None:
             dead = life(world)
             world.source.append()
-            await world.run(dead, LAG)
+            await world.run(dead, seconds=LAG)
             world.source.append()
             left, again = late_commits, life(world)
 
@@ -130,7 +130,7 @@ class TestAnEarlierLife:
                     raise Conflict("somebody committed meanwhile")
 
             world.store.before = before
-            await world.run(again, SOON_SECONDS + 2 * RULES.look_seconds)
+            await world.run(again, seconds=SOON_SECONDS + 2 * RULES.look_seconds)
 
             assert (again.state is FollowState.LEADING) == (claims == 2)
             assert world.told(TookOver) == claims
@@ -148,7 +148,7 @@ class TestACopiedIdentity:
             for _ in range(40):
                 for each in both:
                     world.source.append()
-                    await world.run(each, LAG / 2)
+                    await world.run(each, seconds=LAG / 2)
 
             assert world.told(TookOver) == 2
             assert [each.state for each in both] == [FollowState.STANDBY, FollowState.LEADING]
@@ -169,7 +169,7 @@ class TestACopiedIdentity:
             again._enter(PartOnTier(again.offloader, StreamPart("orders", 1)))
             world.source.append()
 
-            await world.run(again, LAG)
+            await world.run(again, seconds=LAG)
 
             assert again.instance is not None
             assert not again.instance.is_shared
@@ -219,7 +219,7 @@ def test_lives_and_copied_identities_lose_and_double_nothing_and_cost_a_claim_ea
         world = schedule.world
         world.clock.now += 100 * RULES.quiet_seconds
         world.source.append()
-        await world.run(life(world, b"last"), 4 * RULES.quiet_seconds)
+        await world.run(life(world, b"last"), seconds=4 * RULES.quiet_seconds)
 
         assert await world.committed() == world.source.next_offset
         history = await world.tier().load_manifest("orders")

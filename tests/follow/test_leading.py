@@ -25,13 +25,13 @@ class TestPatience:
         async def scenario(world: World) -> None:
             leader, heir = world.follower(), world.follower()
             world.source.append()
-            await world.run(leader, LAG)
+            await world.run(leader, seconds=LAG)
             world.source.append()
-            await world.run(heir, RULES.quiet_seconds - LAG)
-            await world.run(leader, LAG)
+            await world.run(heir, seconds=RULES.quiet_seconds - LAG)
+            await world.run(leader, seconds=LAG)
             world.source.append()
 
-            await world.run(heir, RULES.quiet_seconds - LAG)
+            await world.run(heir, seconds=RULES.quiet_seconds - LAG)
 
             assert world.told(TookOver) == 1
 
@@ -44,15 +44,15 @@ class TestPatience:
             rules = replace(RULES, takeover_seconds=2 * LAG, hold_back_seconds=LAG / 2)
             leader, heir = world.follower(rules), world.follower(rules)
             world.source.append()
-            await world.run(leader, 2 * LAG)
+            await world.run(leader, seconds=2 * LAG)
             await heir.step()
             world.clock.now += 100 * LAG
             world.source.append()
 
-            await world.run(heir, 1.4 * LAG)
+            await world.run(heir, seconds=1.4 * LAG)
             assert world.told(TookOver) == 1
 
-            await world.run(heir, LAG)
+            await world.run(heir, seconds=LAG)
             assert world.told(TookOver) == 2
 
         run(scenario)
@@ -70,12 +70,12 @@ class TestPatience:
 
             dead, heir = world.follower(), world.follower()
             world.source.append()
-            await world.run(dead, LAG)
+            await world.run(dead, seconds=LAG)
             world.source.append()
             world.store.before = refuse
             while not refused:
-                await world.run(heir, 1)
-            await world.run(heir, RULES.quiet_seconds - LAG)
+                await world.run(heir, seconds=1)
+            await world.run(heir, seconds=RULES.quiet_seconds - LAG)
 
             assert len(refused) == 1
 
@@ -105,7 +105,7 @@ class TestARivalThatIsFirst:
             world.source.append()
             rivals, late = await self.rivals(world), world.follower()
 
-            await world.run(late, LAG)
+            await world.run(late, seconds=LAG)
 
             assert rivals
             assert (late.state, world.told(StreamPaused)) == (FollowState.STANDBY, 0)
@@ -117,7 +117,7 @@ class TestARivalThatIsFirst:
             world.source.append()
             rivals, late = await self.rivals(world), world.follower()
 
-            await world.run(late, RULES.quiet_seconds / 2)
+            await world.run(late, seconds=RULES.quiet_seconds / 2)
 
             assert len(rivals) == 1
 
@@ -158,7 +158,7 @@ class TestWhatCountsAsWork:
             assert len(manifest.running) == 1
             world.source.append()
 
-            await world.run(world.follower(), LAG)
+            await world.run(world.follower(), seconds=LAG)
 
             assert (world.told(TookOver), await world.committed()) == (1, 10)
 
@@ -170,12 +170,12 @@ def test_a_source_without_leader_epochs_is_not_taken_for_a_deposed_one() -> None
         leader = world.follower()
         world.source.epoch = 2
         world.source.append()
-        await world.run(leader, LAG)
+        await world.run(leader, seconds=LAG)
         await leader.release()
         world.source.epoch = 0
         world.source.append()
 
-        await world.run(world.follower(), LAG)
+        await world.run(world.follower(), seconds=LAG)
 
         assert await world.committed() == 20
 

@@ -63,11 +63,11 @@ class TestAFollower:
         async def scenario(world: World) -> None:
             follower, lost, ends = world.follower(NEW_PART), 0, [10]
             world.source.append()
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             assert numbers(follower) == (0, 0)
             for chunks in (3, 5):
                 lost += lose(world, chunks)
-                await world.run(follower, 60)
+                await world.run(follower, seconds=60)
                 ends.append(world.source.next_offset)
 
             assert lost == 60
@@ -76,7 +76,7 @@ class TestAFollower:
             await follower.release()
             world.source.append()
             restarted = world.follower(NEW_PART)
-            await world.run(restarted, 60)
+            await world.run(restarted, seconds=60)
             assert numbers(restarted) == (2, 60)
             assert len(told(world)) == 2
 
@@ -86,16 +86,16 @@ class TestAFollower:
         async def scenario(world: World) -> None:
             follower = world.follower()
             world.source.append()
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             lose(world, 3)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             assert numbers(follower) == (1, 20)
             assert follower.status.lag_records == 10, "what is lost does not wait for a copy"
 
             lose(world, 2)
-            await world.run(follower, SIGNS_SECONDS)
+            await world.run(follower, seconds=SIGNS_SECONDS)
             assert numbers(follower) == (1, 40), "not only at the next try, minutes later"
-            await world.run(follower, 400)
+            await world.run(follower, seconds=400)
             assert numbers(follower) == (1, 40)
             assert told(world) == [(10, 30), (30, 50)]
 
@@ -105,14 +105,14 @@ class TestAFollower:
         async def scenario(world: World) -> None:
             follower, other = world.follower(), world.follower(NEW_PART)
             world.source.append()
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             lose(world, 3)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             lose(world, 2)
-            await world.run(other, 200)
+            await world.run(other, seconds=200)
             world.events.clear()
             world.source.append()
-            await world.run(follower, 700)
+            await world.run(follower, seconds=700)
 
             assert follower.status.part == 2
             assert numbers(follower) == (1, 40)
@@ -125,12 +125,12 @@ class TestAFollower:
             follower, whole = world.follower(), GrowingStream()
             for source in (world.source, whole):
                 source.append()
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             lose(world, 3)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             whole.append(4)
             follower.source = whole
-            await world.run(follower, 400)
+            await world.run(follower, seconds=400)
 
             assert numbers(follower) == (0, 0)
 
@@ -140,9 +140,9 @@ class TestAFollower:
         async def scenario(world: World) -> None:
             first = world.follower(NEW_PART)
             world.source.append()
-            await world.run(first, 60)
+            await world.run(first, seconds=60)
             lose(world, 3)
-            await world.run(first, 60)
+            await world.run(first, seconds=60)
             await first.release()
             world.source.append()
             is_down = True
@@ -153,11 +153,11 @@ class TestAFollower:
 
             world.store.before = before
             follower = world.follower(NEW_PART)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             assert numbers(follower) == (None, None)
 
             is_down = False
-            await world.run(follower, 120)
+            await world.run(follower, seconds=120)
             assert numbers(follower) == (1, 20)
 
         run(scenario)
@@ -166,11 +166,11 @@ class TestAFollower:
         async def scenario(world: World) -> None:
             follower = world.follower(NEW_PART)
             world.source.append(3)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             begun_again = GrowingStream(epoch=2)
             begun_again.append(5)
             follower.source = begun_again
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
 
             assert follower.status.part == 2
             assert numbers(follower) == (1, 0)
@@ -208,12 +208,12 @@ class TestGapsOfATier:
         async def scenario(world: World) -> None:
             world.source.append()
             follower = world.follower(NEW_PART)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             lose(world, 3)
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             world.source.roll()
             world.source.append()
-            await world.run(follower, 60)
+            await world.run(follower, seconds=60)
             tier = world.tier()
             assert await WholeStream(tier, "orders").gaps() == [gap(2, 10, 30)]
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import pytest
-from growing_source import Clock
+from kit.world import Clock, TierWorld
 from shared_log import BLOCK_SIZE_BYTES, LogFile, LogSource, QueueStream
 
-from offload import ObjectStoreOffloader, StreamReader, sync
+from offload import sync
 from offload.contracts.events import CopyBegun, Event
 from offload.copy import sync as sync_module
 from offload.copy.log_order import LogPlace, LogTurns
@@ -27,7 +27,6 @@ from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules
 from offload.ground.env import Env
 from offload.ground.errors import Denied, Diverged, OffloadError, TryAgain
-from offload.store.memory import MemoryStore
 
 STREAMS: Final = 64
 LOG_SIZE_BYTES: Final = 2 * 2**20
@@ -39,11 +38,10 @@ RULES: Final = FollowRules(max_lag_seconds=5.0, hold_back_seconds=0.0)
 
 
 @dataclass
-class World:
-    """A log of 64 streams, and a tier in memory."""
+class World(TierWorld):
+    """A log of 64 streams beside the tier."""
 
-    source: LogSource
-    store: MemoryStore
+    source: LogSource = field(kw_only=True)
 
     @classmethod
     def of(cls, folder: Path, *, streams: int = STREAMS, is_ordered: bool = True) -> World:
@@ -61,15 +59,11 @@ class World:
             for rank, number in enumerate(numbers)
         ]
         source.write(records, timestamps_ms=range(count))
-        return cls(source, MemoryStore())
-
-    @property
-    def tier(self) -> ObjectStoreOffloader:
-        return ObjectStoreOffloader(self.store)
+        return cls(source=source)
 
     async def sync(self) -> dict[str, OffloadError | None]:
         """Sync once. Return the error of each stream, in the order of the reports."""
-        return {each.stream: each.error async for each in sync(self.source, self.tier)}
+        return {each.stream: each.error async for each in sync(self.source, self.tier())}
 
     async def follow(self, wanted: int, *, turns_max: int = 4) -> None:
         """Follow until so many streams are copied whole."""
@@ -77,7 +71,7 @@ class World:
             monotonic=lambda: asyncio.get_running_loop().time() * SPEED,
             sleep=lambda seconds: asyncio.sleep(seconds / SPEED),
         )
-        plan, stopping = (self.tier, RULES), asyncio.Event()
+        plan, stopping = (self.tier(), RULES), asyncio.Event()
         following = Dispatcher(source=self.source, plan_of=lambda stream: plan, env=env, turns_max=turns_max)
         running = asyncio.create_task(following.run(stopping))
         async with asyncio.timeout(120):
@@ -96,8 +90,7 @@ class World:
             ]
             copied = list[bytes]()
             with suppress(LookupError):
-                reader = await StreamReader.open(self.tier, each.name)
-                copied = [body async for batch in reader.messages(0) for body in batch.bodies]
+                copied = [body for _, body in await self.records(each.name)]
             if copied != written:
                 found.append(each.name)
         return found
@@ -185,7 +178,7 @@ def test_a_damaged_record_costs_the_rest_of_its_stream_alone(tmp_path: Path) -> 
 
         assert [name for name, each in errors.items() if each is not None] == [damaged.name]
         assert await world.differing() == [damaged.name]
-        committed = (await world.tier.load_manifest(damaged.name)).next_offset
+        committed = (await world.tier().load_manifest(damaged.name)).next_offset
         assert len(damaged.queue.positions) // 4 < committed <= damaged.queue.damaged
         damaged.queue.damaged = None
         assert set((await world.sync()).values()) == {None}
@@ -232,7 +225,7 @@ def test_a_sync_ends_beside_a_broker_that_writes_as_fast(tmp_path: Path) -> None
             assert set((await world.sync()).values()) == {None}
 
         for name, end in ends.items():
-            assert (await world.tier.load_manifest(name)).next_offset >= end
+            assert (await world.tier().load_manifest(name)).next_offset >= end
 
     asyncio.run(scenario())
 
@@ -241,12 +234,14 @@ def test_a_sync_that_has_nothing_new_reads_nothing_but_last_chunks(tmp_path: Pat
     async def scenario() -> None:
         world = World.of(tmp_path, streams=8)
         await world.sync()
-        roots = {name: (await world.tier.load_manifest(name)).version for name in await world.tier.streams()}
+        roots = {
+            name: (await world.tier().load_manifest(name)).version for name in await world.tier().streams()
+        }
 
         assert set((await world.sync()).values()) == {None}
 
         assert roots == {
-            name: (await world.tier.load_manifest(name)).version for name in await world.tier.streams()
+            name: (await world.tier().load_manifest(name)).version for name in await world.tier().streams()
         }
 
     asyncio.run(scenario())
@@ -268,7 +263,7 @@ def test_first_turns_are_taken_in_the_order_of_the_log(
             if isinstance(event, CopyBegun):
                 begun.append(event.stream)
 
-        assert [each.error async for each in sync(world.source, world.tier, emit=listen)] == [None] * 8
+        assert [each.error async for each in sync(world.source, world.tier(), emit=listen)] == [None] * 8
 
         # A turn is free when the first one asks. The last one asks when the round has begun.
         inner = [each.name for each in world.source.held[1:-1]]
@@ -288,7 +283,7 @@ def test_a_follower_asks_for_its_turn_at_the_place_of_its_first_record(tmp_path:
                 return super().turn(place)
 
         stream, turns, clock = world.source.held[3], Asked(1), Clock()
-        follower = Follower(source=stream, offloader=world.tier, rules=RULES, env=clock.env())
+        follower = Follower(source=stream, offloader=world.tier(), rules=RULES, env=clock.env())
         for _ in range(10):
             clock.now += await follower.step(turns)
 

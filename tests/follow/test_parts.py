@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from campaign import CAMPAIGN
-from growing_source import Clock, GrowingSource, GrowingStream
+from growing_source import GrowingSource, GrowingStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.world import TierWorld
 
 from offload import (
     MemoryHandle,
-    ObjectStoreOffloader,
     StreamReader,
     StreamWriter,
     build_chunk,
@@ -35,8 +35,7 @@ from offload.formats.root import encode_root
 from offload.ground.errors import BeingRebuilt, Conflict, Diverged, Divergence, Fenced, NotOffloaded
 from offload.model.manifest import Manifest, StreamState
 from offload.model.part import StreamPart
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
+from offload.store.faults import Fault, Rule
 from offload.upkeep.parts import delete_parts, live_manifests
 
 LAG = 10.0
@@ -113,23 +112,16 @@ def records_of(chunk: bytes) -> list[tuple[int, bytes]]:
 
 
 @dataclass
-class World:
-    """A tier in memory, replicas of one stream, and a process beside each replica."""
+class World(TierWorld):
+    """Replicas of one stream, and a process beside each of them."""
 
     rules: FollowRules = RULES
-    clock: Clock = field(default_factory=Clock)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         numbers = count()
         self.replicas = [Replica(numbers=numbers) for _ in range(3)]
         self.followers = [self.process(replica) for replica in self.replicas]
         self.leader, self.epoch = self.replicas[0], 1
-
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as another process opens it."""
-        return ObjectStoreOffloader(self.store, env=self.clock.env())
 
     def process(self, replica: Replica) -> Follower:
         """Return a follower in a process of its own."""
@@ -185,7 +177,7 @@ class World:
 
     def begun(self) -> list[int]:
         """Return the numbers of the parts that were begun, in order."""
-        return [event.part for event in self.events if isinstance(event, PartBegun)]
+        return [event.part for event in self.of(PartBegun)]
 
     async def sync(self, replica: Replica, *, new_part: bool = False) -> StreamReport:
         """Sync a replica to the tier."""
@@ -251,11 +243,11 @@ class TestWhoBeginsAPart:
     def test_a_gap_pauses_a_follower_by_default(self) -> None:
         async def scenario(world: World) -> None:
             await with_gap(world)
-            before = dict(world.store.inner.objects)  # type: ignore[attr-defined]
+            before = dict(world.objects)
             await world.run(0)
 
             assert world.followers[0].state is FollowState.PAUSED
-            assert world.store.inner.objects == before  # type: ignore[attr-defined]
+            assert world.objects == before
 
         run(scenario, replace(RULES, new_part=False))
 
@@ -577,10 +569,9 @@ class TestOnlyTheNewestPartGrows:
         async def scenario(world: World) -> None:
             source, tier = await with_gap(world), world.tier()
             await tier.begin_part(StreamPart("orders", 2), before=None)
-            newest, store = await tier.load_manifest("orders"), world.store.inner
-            assert isinstance(store, MemoryStore)
+            newest = await tier.load_manifest("orders")
             fence = replace(newest, version=newest.version + 1, state=StreamState.REBUILDING)
-            store.objects[StreamKeys("orders").root(fence.version)] = encode_root(fence)
+            world.objects[StreamKeys("orders").root(fence.version)] = encode_root(fence)
 
             report = await world.sync(source)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from follower_world import LAG, RULES, World, run
-from growing_source import Clock, GrowingStream
+from growing_source import GrowingStream
+from kit.world import Clock
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload import Session, SourceStream
@@ -43,18 +44,18 @@ class TestASourceThatIsCut:
         async def scenario(world: World) -> None:
             follower = world.follower(replace(RULES, hold_back_seconds=5.0))
             world.source.append()
-            await world.run(follower, 2 * LAG)
+            await world.run(follower, seconds=2 * LAG)
             world.source.append(3)
-            await world.run(follower, 2)
+            await world.run(follower, seconds=2)
             del world.source.ledgers[-1][2:]
             world.source.next_offset = 20
-            await world.run(follower, 3 * LAG)
+            await world.run(follower, seconds=3 * LAG)
             assert (await world.committed(), follower.status.lag_seconds) == (20, 0)
 
             world.source.append()
             world.source.roll()
             world.source.append()
-            await world.run(follower, 3)
+            await world.run(follower, seconds=3)
 
             assert await world.committed() == 20
 
@@ -85,16 +86,16 @@ class TestASourceThatIsCut:
         async def scenario(world: World) -> None:
             world.source.append(3)
             leader = world.follower()
-            await world.run(leader, LAG)
+            await world.run(leader, seconds=LAG)
             await leader.release()
             cut = GrowingStream()
             cut.append(2)
 
             restarted = world.follower(source=cut)
-            await world.run(restarted, LAG)
+            await world.run(restarted, seconds=LAG)
             assert not restarted.status.is_behind
             world.store.calls.clear()
-            await world.run(restarted, RULES.alarm_seconds)
+            await world.run(restarted, seconds=RULES.alarm_seconds)
 
             assert restarted.status.is_behind
             assert restarted.status.state is FollowState.STANDBY
@@ -110,13 +111,13 @@ class TestASourceThatIsCut:
             other = GrowingStream(epoch=1)
             world.source.append(2)
             leader = world.follower()
-            await world.run(leader, 2 * LAG)
+            await world.run(leader, seconds=2 * LAG)
             await leader.release()
             other.append(1, records=5)
             other.append(4)
             version = (await world.tier().load_manifest("orders")).version
 
-            await world.run(heir := world.follower(source=other), 2 * LAG)
+            await world.run(heir := world.follower(source=other), seconds=2 * LAG)
 
             assert isinstance(heir.status.error, Diverged)
             assert (await world.tier().load_manifest("orders")).version == version
@@ -165,7 +166,7 @@ class TestDamage:
                 world.source.roll()
             world.source.append()
             world.source.damaged = [40]
-            await world.run(follower := world.follower(), 2 * LAG)
+            await world.run(follower := world.follower(), seconds=2 * LAG)
 
             assert await world.committed() == 40
             assert isinstance(follower.status.error, Corrupt)
@@ -176,14 +177,14 @@ class TestDamage:
         async def scenario(world: World) -> None:
             world.source.append(2)
             world.source.damage = Corrupt("chunk", "segment", expected=1, found=2)
-            await world.run(follower := world.follower(), 4 * PAUSE_SECONDS)
+            await world.run(follower := world.follower(), seconds=4 * PAUSE_SECONDS)
 
             assert await world.committed() == 20
             assert (follower.state, world.told(StreamPaused)) == (FollowState.PAUSED, 1)
 
             world.source.damage = None
             world.source.append(2)
-            await world.run(follower, PAUSE_SECONDS + LAG)
+            await world.run(follower, seconds=PAUSE_SECONDS + LAG)
             assert (await world.committed(), follower.state) == (40, FollowState.LEADING)
 
         run(scenario)
@@ -202,10 +203,10 @@ class TestDamage:
                 [stream] = await session.source(f"rabbitmq://{tmp_path}").streams()
                 source = Rewritten(stream, segment=segment)
                 follower = world.follower(source=source)  # type: ignore[arg-type]  # no other fields are used
-                await world.run(follower, LAG)
+                await world.run(follower, seconds=LAG)
                 append_chunks(tmp_path / "orders", simple_chunks(3, first_offset=9))
                 source.cut_at = source.snapshots + at
-                await world.run(follower, 2 * LAG)
+                await world.run(follower, seconds=2 * LAG)
 
                 assert (source.cuts, world.told(StreamPaused), await world.committed()) == (1, 0, 18)
 
@@ -227,17 +228,17 @@ class TestATierThatRefuses:
 
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(follower := world.follower(), 2 * LAG)
+            await world.run(follower := world.follower(), seconds=2 * LAG)
             world.store.before, mended = refuse, world.store.before
             world.source.append(3)
-            await world.run(follower, 3600)
+            await world.run(follower, seconds=3600)
 
             assert (follower.state, follower.status.error) == (FollowState.PAUSED, error)
             assert await world.committed() == 10
 
             world.store.before = mended
             world.source.append()
-            await world.run(follower, PAUSE_SECONDS + LAG)
+            await world.run(follower, seconds=PAUSE_SECONDS + LAG)
             assert (await world.committed(), follower.state) == (50, FollowState.LEADING)
             assert (world.told(StreamPaused), world.told(StreamResumed)) == (1, 1)
 
@@ -249,8 +250,8 @@ class TestAPauseThatLasts:
         async def scenario(world: World) -> None:
             leader, standby = world.follower(), world.follower()
             world.source.append()
-            await world.run(leader, LAG)
-            await world.run(standby, LAG)
+            await world.run(leader, seconds=LAG)
+            await world.run(standby, seconds=LAG)
             world.source.error = Denied("no right to read")
             await standby.step()
             world.source.error = None
@@ -259,8 +260,8 @@ class TestAPauseThatLasts:
             await standby.step()
             assert (standby.state, world.told(StreamResumed)) == (FollowState.PAUSED, 0)
 
-            await world.run(leader, 2 * LAG)
-            await world.run(standby, 2 * LAG)
+            await world.run(leader, seconds=2 * LAG)
+            await world.run(standby, seconds=2 * LAG)
             assert (standby.state, world.told(StreamResumed)) == (FollowState.STANDBY, 1)
 
         run(scenario)
@@ -268,7 +269,7 @@ class TestAPauseThatLasts:
     def test_each_kind_of_error_is_told_once_and_outlasts_the_pause_of_a_person(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(follower := world.follower(), LAG)
+            await world.run(follower := world.follower(), seconds=LAG)
             for error in (Denied("no right to read"), NoSpace("the disk is full"), NoSpace("still full")):
                 world.source.error = error
                 follower.retry()
@@ -285,7 +286,7 @@ class TestAPauseThatLasts:
     def test_a_lead_that_could_not_be_given_up_for_a_person_is_given_up_at_the_next_step(self) -> None:
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(follower := world.follower(), 2 * LAG)
+            await world.run(follower := world.follower(), seconds=2 * LAG)
             world.store.rules = [Rule(Fault.DENY, "create")]
             follower.hold()
             await follower.step()
@@ -312,7 +313,7 @@ class TestALookThatFails:
         async def scenario(world: World) -> None:
             world.source = Busy()
             world.source.append()
-            await world.run(world.follower(), 2 * LAG)
+            await world.run(world.follower(), seconds=2 * LAG)
 
             assert await world.committed() == 10
 
@@ -339,11 +340,11 @@ class TestCost:
             follower = world.follower()
             world.source.append(3)
             world.source.committed_offset = 0
-            await world.run(follower, 100 * LAG)
+            await world.run(follower, seconds=100 * LAG)
             assert len(world.store.calls) <= 4
 
             world.source.committed_offset = 30
-            await world.run(follower, LAG)
+            await world.run(follower, seconds=LAG)
             assert await world.committed() == 30
 
         run(scenario)
@@ -357,7 +358,7 @@ class TestCost:
             world.source.append()
             world.source.committed_offset = 10
 
-            await world.run(world.follower(), RULES.look_seconds + 1)
+            await world.run(world.follower(), seconds=RULES.look_seconds + 1)
 
             assert not any(call.operation == "put" for call in world.store.calls)
 
@@ -373,7 +374,7 @@ class TestCost:
             follower = world.follower()
             for _ in range(3):
                 world.source.append()
-                await world.run(follower, LAG)
+                await world.run(follower, seconds=LAG)
                 assert await world.committed() == world.source.next_offset
 
         run(scenario)
@@ -393,7 +394,7 @@ class TestALongWait:
             class LateTurns(LogTurns):
                 @asynccontextmanager
                 async def turn(self, place: LogPlace | None) -> AsyncGenerator[None, None]:
-                    await world.run(leader, 2 * LAG)
+                    await world.run(leader, seconds=2 * LAG)
                     yield
 
             late = world.follower(replace(RULES, hold_back_seconds=0.0), source=lagging)
@@ -435,10 +436,10 @@ class TestStatus:
         async def scenario(world: World) -> None:
             follower = world.follower()
             world.source.append(10)
-            await world.run(follower, 2 * LAG)
+            await world.run(follower, seconds=2 * LAG)
             world.store.rules = [Rule(Fault.FAIL_BEFORE)]
             world.source.append()
-            await world.run(follower, 2 * LAG)
+            await world.run(follower, seconds=2 * LAG)
 
             status = follower.status
             assert isinstance(status.error, TryAgain)
@@ -453,21 +454,21 @@ class TestStatus:
 
         async def scenario(world: World) -> None:
             world.source.append(timestamp_ms=int(world.clock.now * 1000))
-            await world.run(world.follower(), LAG)  # killed without a word
+            await world.run(world.follower(), seconds=LAG)  # killed without a word
             world.source.append(timestamp_ms=(written_ms := int(world.clock.now * 1000)))
             world.source.append(timestamp_ms=written_ms + 500)
 
             for _ in range(5):
                 killed = world.follower()
                 assert killed.status.lag_seconds is None
-                await world.run(killed, 47.0)
+                await world.run(killed, seconds=47.0)
                 status, looked_ms = killed.status, killed._root_ms
                 assert (status.state, status.waits) == (FollowState.STANDBY, Wait.LEADER)
                 assert looked_ms is not None
                 assert world.clock.now - 47.0 <= looked_ms / 1000 <= world.clock.now
                 assert status.lag_seconds == (looked_ms - written_ms) / 1000
             assert status.is_late
-            await world.run(killed, 2 * RULES.takeover_seconds)
+            await world.run(killed, seconds=2 * RULES.takeover_seconds)
             assert (await world.committed(), killed.status.lag_seconds) == (30, 0)
 
         run(scenario)
@@ -477,14 +478,14 @@ class TestStatus:
 
         async def scenario(world: World) -> None:
             world.source.append()
-            await world.run(world.follower(), LAG)  # killed without a word
+            await world.run(world.follower(), seconds=LAG)  # killed without a word
             written_ms = int(world.clock.now * 1000)
             world.source.append(timestamp_ms=written_ms)
             standby = world.follower()
-            await world.run(standby, LAG)
+            await world.run(standby, seconds=LAG)
             looked_ms = standby._root_ms
             world.source.error = TryAgain("the folder is away")
-            await world.run(standby, 5 * LAG)
+            await world.run(standby, seconds=5 * LAG)
 
             status = standby.status
             assert (status.state, standby._root_ms) == (FollowState.STANDBY, looked_ms)
@@ -500,7 +501,7 @@ class TestStatus:
             world.source.append()
             follower = world.follower()
             began_ms = int(world.clock.now * 1000)
-            await world.run(follower, RULES.alarm_seconds)
+            await world.run(follower, seconds=RULES.alarm_seconds + LAG)
             status = follower.status
 
             assert (status.lag_seconds, status.is_late) == (None, True)

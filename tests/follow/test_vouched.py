@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from growing_source import Clock, GrowingSource, GrowingStream
+from follower_world import World as FollowerWorld
+from growing_source import GrowingSource, GrowingStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import ObjectStoreOffloader, StreamReader, build_chunk
+from offload import build_chunk
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules, FollowState
 from offload.follow.vouched import ASK_SECONDS, RETRY_SECONDS, VouchedSource
 from offload.formats.chunk import ChunkHeader
 from offload.ground.errors import Denied, Diverged, NotOffloaded, OffloadError, TryAgain
-from offload.native.offloader import TierOptions
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
+from offload.store.faults import Fault, Rule
 
 RULES = FollowRules(max_lag_seconds=10.0, hold_back_seconds=1.0, takeover_seconds=20.0)
 LONG = 300.0
@@ -75,42 +74,17 @@ class Broker(BrokerView):
 
 
 @dataclass
-class World:
-    """A stream, its broker, a tier in memory, and a clock."""
-
-    clock: Clock = field(default_factory=Clock)
-    stream: GrowingStream = field(default_factory=GrowingStream)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
+class World(FollowerWorld):
+    """A stream that grows, and its broker, beside the tier."""
 
     def __post_init__(self) -> None:
-        self.broker = Broker(self.stream)
-        self.source = VouchedSource(GrowingSource([self.stream]), self.broker, env=self.clock.env())
+        self.broker = Broker(self.source)
+        self.vouched = VouchedSource(GrowingSource([self.source]), self.broker, env=self.env())
 
-    def tier(self) -> ObjectStoreOffloader:
-        return ObjectStoreOffloader(self.store, options=TierOptions(), env=self.clock.env())
-
-    async def follower(self) -> Follower:
-        """Return a follower of the stream."""
-        (stream,) = await self.source.streams()
-        return Follower(source=stream, offloader=self.tier(), rules=RULES, env=self.clock.env())
-
-    async def run(self, follower: Follower, seconds: float) -> None:
-        """Let the follower look until so much time has passed."""
-        end = self.clock.now + seconds
-        while self.clock.now < end:
-            self.clock.now += await follower.step() or 0.1
-
-    async def copied(self) -> int:
-        """Return the end of the tier, after reading every message of it."""
-        try:
-            reader = await StreamReader.open(self.tier(), "orders")
-        except NotOffloaded:
-            return 0
-        expected = 0
-        async for batch in reader.messages(0):
-            assert batch.offset == expected
-            expected += len(batch.bodies)
-        return expected
+    async def asking(self) -> Follower:
+        """Return a follower that asks the broker."""
+        (stream,) = await self.vouched.streams()
+        return self.follower(RULES, stream)
 
 
 def run(scenario: Callable[[World], Awaitable[Any]]) -> Any:
@@ -126,17 +100,17 @@ class TestABrokerThatAnswers:
         """Data that no majority has may be replaced, also after hours."""
 
         async def scenario(world: World) -> None:
-            follower = await world.follower()
-            world.stream.append(5)
+            follower = await world.asking()
+            world.source.append(5)
             world.broker.committed_offset = 50
-            await world.run(follower, RULES.max_lag_seconds)
-            assert await world.copied() == 50
-            world.stream.append(3)
-            await world.run(follower, LONG)
-            assert (await world.copied(), world.source.held_back) == (50, [])
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            assert await world.committed() == 50
+            world.source.append(3)
+            await world.run(follower, seconds=LONG)
+            assert (await world.committed(), world.vouched.held_back) == (50, [])
             world.broker.committed_offset = 80
-            await world.run(follower, RULES.max_lag_seconds)
-            assert await world.copied() == 80
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            assert await world.committed() == 80
 
         run(scenario)
 
@@ -147,13 +121,13 @@ class TestABrokerThatAnswers:
             broker_name = "copy"  # type: ignore[assignment]  # a field instead of a property
 
         async def scenario(_: World) -> None:
-            world = World(stream=Restored())
-            world.stream.append(1)
+            world = World(source=Restored())
+            world.source.append(1)
             world.broker.committed_offset = 10
-            await world.run(await world.follower(), RULES.max_lag_seconds)
-            (stream,) = await world.source.streams()
+            await world.run(await world.asking(), seconds=RULES.max_lag_seconds)
+            (stream,) = await world.vouched.streams()
             await stream.leads()
-            assert (await world.copied(), world.broker.names) == (10, {"copy"})
+            assert (await world.committed(), world.broker.names) == (10, {"copy"})
 
         run(scenario)
 
@@ -161,28 +135,28 @@ class TestABrokerThatAnswers:
         """The question about one chunk waits until it is answered, and newer chunks do not replace it."""
 
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             for _ in range(40):
-                world.stream.append(1)
-                await world.run(follower, RULES.look_seconds)
-                world.broker.committed_offset = max(0, world.stream.next_offset - 40)
-            assert world.stream.next_offset - await world.copied() <= 120
+                world.source.append(1)
+                await world.run(follower, seconds=RULES.look_seconds)
+                world.broker.committed_offset = max(0, world.source.next_offset - 40)
+            assert world.source.next_offset - await world.committed() <= 120
 
         run(scenario)
 
     def test_a_broker_is_asked_only_if_something_is_due(self) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             world.broker.committed_offset = 10**6
             for _ in range(20):
-                world.stream.append(1)
-                await world.run(follower, RULES.look_seconds)
+                world.source.append(1)
+                await world.run(follower, seconds=RULES.look_seconds)
             copies = (await world.tier().load_manifest("orders")).fragments
             assert copies <= len(world.broker.asked) <= copies + 1
             world.broker.asked.clear()
-            await world.run(follower, RULES.max_lag_seconds)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
             world.broker.asked.clear()
-            await world.run(follower, LONG)
+            await world.run(follower, seconds=LONG)
             assert world.broker.asked == []
 
         run(scenario)
@@ -191,15 +165,15 @@ class TestABrokerThatAnswers:
         """A broker delivers no tracking chunks, so it cannot vouch for one at the end of a stream."""
 
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             world.broker.committed_offset = 10**6
-            world.stream.append(2)
+            world.source.append(2)
             plain = build_chunk([b"x"], offset=20, timestamp_ms=1, epoch=1)
-            world.stream.ledgers[-1].append(plain[:1] + b"\x01" + plain[2:])
-            world.stream.next_offset = 21
-            await world.run(follower, LONG)
+            world.source.ledgers[-1].append(plain[:1] + b"\x01" + plain[2:])
+            world.source.next_offset = 21
+            await world.run(follower, seconds=LONG)
             manifest = await world.tier().load_manifest("orders")
-            assert (manifest.next_offset, world.source.held_back) == (21, [])
+            assert (manifest.next_offset, world.vouched.held_back) == (21, [])
 
         run(scenario)
 
@@ -227,38 +201,38 @@ class TestABrokerThatFailsOrLies:
     @FAILURES
     def test_the_hold_back_applies(self, change: dict[str, Any]) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             vars(world.broker).update(change)
             for _ in range(5):
-                world.stream.append(3)
-                end = world.stream.next_offset
-                await world.run(follower, RULES.max_lag_seconds)
-                assert await world.copied() == end
-                assert world.source.held_back == ["orders"]
+                world.source.append(3)
+                end = world.source.next_offset
+                await world.run(follower, seconds=RULES.max_lag_seconds)
+                assert await world.committed() == end
+                assert world.vouched.held_back == ["orders"]
 
         run(scenario)
 
     @FAILURES
     def test_a_broker_that_recovers_is_believed_again(self, change: dict[str, Any]) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             sound = {name: getattr(world.broker, name) for name in change}
             vars(world.broker).update(change)
-            world.stream.append(3)
-            await world.run(follower, RULES.max_lag_seconds)
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
             vars(world.broker).update(sound)
-            await world.run(follower, RETRY_SECONDS)
-            world.stream.append(3)
-            await world.run(follower, LONG)
-            assert (await world.copied(), world.source.held_back) == (30, [])
+            await world.run(follower, seconds=RETRY_SECONDS)
+            world.source.append(3)
+            await world.run(follower, seconds=LONG)
+            assert (await world.committed(), world.vouched.held_back) == (30, [])
 
         run(scenario)
 
     def test_a_broker_that_fails_is_left_alone_for_a_while(self) -> None:
         async def scenario(world: World) -> None:
-            (stream,) = await world.source.streams()
+            (stream,) = await world.vouched.streams()
             world.broker.refusal = Denied("no permission")
-            world.stream.append(1)
+            world.source.append(1)
             for _ in range(30):
                 async with await stream.snapshot() as snapshot:
                     assert await stream.vouched(snapshot) is None
@@ -269,13 +243,13 @@ class TestABrokerThatFailsOrLies:
 
     def test_a_question_without_an_answer_is_asked_again_about_the_newest_chunk(self) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
-            world.stream.append(1)
-            await world.run(follower, RULES.max_lag_seconds)
-            world.stream.append(1)
-            await world.run(follower, ASK_SECONDS + RULES.max_lag_seconds)
+            follower = await world.asking()
+            world.source.append(1)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            world.source.append(1)
+            await world.run(follower, seconds=ASK_SECONDS + RULES.max_lag_seconds)
             assert world.broker.asked[:2] == [0, 10]
-            assert await world.copied() == 0
+            assert await world.committed() == 0
 
         run(scenario)
 
@@ -283,17 +257,17 @@ class TestABrokerThatFailsOrLies:
         """The broker vouches for a tail that no majority has. Then a new leader replaces it."""
 
         async def scenario(world: World) -> None:
-            follower = await world.follower()
-            world.stream.append(3)
+            follower = await world.asking()
+            world.source.append(3)
             world.broker.committed_offset = 10**6
-            await world.run(follower, RULES.max_lag_seconds)
-            assert await world.copied() == 30
-            world.stream.ledgers[-1].pop()
-            world.stream.epoch, world.stream.next_offset = 2, 20
-            world.stream.append(3)
-            await world.run(follower, RULES.max_lag_seconds)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            assert await world.committed() == 30
+            world.source.ledgers[-1].pop()
+            world.source.epoch, world.source.next_offset = 2, 20
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
             assert (follower.state, type(follower.status.error)) == (FollowState.PAUSED, Diverged)
-            assert await world.copied() == 30
+            assert await world.committed() == 30
 
         run(scenario)
 
@@ -306,16 +280,16 @@ class TestABrokerThatFailsOrLies:
         """
 
         async def scenario(world: World) -> None:
-            follower, is_honest, copied = await world.follower(), True, 0
+            follower, is_honest, copied = await world.asking(), True, 0
             for _ in range(data.draw(st.integers(1, 12))):
                 match data.draw(st.sampled_from(["append", "roll", "commit", "fail", "lie", "heal", "look"])):
                     case "append":
-                        world.stream.append(data.draw(st.integers(1, 3)))
+                        world.source.append(data.draw(st.integers(1, 3)))
                     case "roll":
-                        world.stream.roll()
+                        world.source.roll()
                     case "commit":
                         known = world.broker.committed_offset // 10
-                        end = data.draw(st.integers(known, world.stream.next_offset // 10))
+                        end = data.draw(st.integers(known, world.source.next_offset // 10))
                         world.broker.committed_offset = end * 10
                     case "fail":
                         world.broker.refusal = data.draw(st.sampled_from([TryAgain("x"), Denied("y")]))
@@ -325,13 +299,13 @@ class TestABrokerThatFailsOrLies:
                         is_honest = False
                     case "heal":
                         world.broker.refusal, world.broker.lie = None, {}
-                await world.run(follower, data.draw(st.sampled_from([1.0, 5.0, 40.0])))
-                before, copied = copied, await world.copied()
-                assert before <= copied <= world.stream.next_offset
+                await world.run(follower, seconds=data.draw(st.sampled_from([1.0, 5.0, 40.0])))
+                before, copied = copied, await world.committed()
+                assert before <= copied <= world.source.next_offset
                 assert not is_honest or copied <= world.broker.committed_offset
             world.broker.committed_offset, world.broker.refusal, world.broker.lie = 10**6, None, {}
-            await world.run(follower, LONG)
-            assert await world.copied() == world.stream.next_offset
+            await world.run(follower, seconds=LONG)
+            assert await world.committed() == world.source.next_offset
 
         run(scenario)
 
@@ -346,13 +320,13 @@ class TestWhichProcessLeads:
         self, leads: bool | None, waits: bool
     ) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             world.broker.leads, world.broker.committed_offset = leads, 10**6
-            world.stream.append(3)
-            await world.run(follower, 1.5 * RULES.quiet_seconds)
-            assert await world.copied() == (0 if waits else 30)
-            await world.run(follower, 2 * RULES.quiet_seconds)
-            assert await world.copied() == 30, "it leads if no process is beside the leader"
+            world.source.append(3)
+            await world.run(follower, seconds=1.5 * RULES.quiet_seconds)
+            assert await world.committed() == (0 if waits else 30)
+            await world.run(follower, seconds=2 * RULES.quiet_seconds)
+            assert await world.committed() == 30, "it leads if no process is beside the leader"
 
         run(scenario)
 
@@ -360,26 +334,26 @@ class TestWhichProcessLeads:
         """Also if the broker has chosen another leader meanwhile: nobody else would, for a minute."""
 
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             world.broker.committed_offset = 10**6
-            world.stream.append(3)
-            await world.run(follower, RULES.max_lag_seconds)
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
             world.broker.leads, world.store.rules = False, [Rule(Fault.FAIL_BEFORE, "put")]
-            world.stream.append(3)
-            await world.run(follower, RULES.max_lag_seconds)
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
             assert isinstance(follower.status.error, TryAgain)
             world.store.rules = []
-            await world.run(follower, RULES.max_lag_seconds)
-            assert await world.copied() == 60
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            assert await world.committed() == 60
 
         run(scenario)
 
     def test_a_broker_that_is_down_makes_nobody_wait(self) -> None:
         async def scenario(world: World) -> None:
-            follower = await world.follower()
+            follower = await world.asking()
             world.broker.leads, world.broker.error = False, TryAgain("down")
-            world.stream.append(3)
-            await world.run(follower, RULES.max_lag_seconds)
-            assert await world.copied() == 30
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+            assert await world.committed() == 30
 
         run(scenario)

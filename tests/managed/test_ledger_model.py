@@ -165,7 +165,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([-100, 100, 3000, 10_000]))
     def jump(self, seconds: int) -> None:
         if self.policy.retention_seconds is None:
-            self.world.skew_seconds += seconds
+            self.world.clock.skew_seconds += seconds
 
     @rule(
         fault=st.sampled_from([Fault.FAIL_BEFORE, Fault.LOSE_REPLY, Fault.DELAY, Fault.DENY, Fault.CUT]),

@@ -1,6 +1,6 @@
 """Tests of plugins: entry points find them one by one, and an error in one never affects another.
 
-`World` is a folder of installed distributions: small modules, each with the metadata that pip would
+`Installed` is a folder of installed distributions: small modules, each with the metadata that pip would
 have written beside it. Other processes have it on their path; this one loads its entry points.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Ran, offload
+from kit.installed import declare, on_path
 
 from offload.contracts.events import DamageFound
 from offload.contracts.plugin import Backend
@@ -41,7 +42,7 @@ BACKEND = """
 EVENT = DamageFound(damage=Corrupt("test", "nowhere", expected=1, found=2))
 
 
-class World:
+class Installed:
     """The distributions that are installed in `folder`."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,10 +53,7 @@ class World:
         """Install a distribution with one module of almost the same name, which is its entry point."""
         module = distribution.replace("-", "_")
         (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
-        info = self.folder / f"{module}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[offload]\n{distribution} = {module}\n")
+        declare(self.folder, distribution, {distribution: module}, version=version)
         self.distributions.append(distribution)
 
     def install_backend(self, distribution: str, *, name: str, scheme: str) -> None:
@@ -92,29 +90,25 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield World(tmp_path)
-    for name in set(sys.modules) - before:  # the next test has modules of the same names
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+def installed(tmp_path: Path) -> Iterator[Installed]:
+    with on_path(tmp_path):
+        yield Installed(tmp_path)
 
 
 # The installed distributions
 
 
-def test_a_distribution_that_is_installed_while_the_process_runs_is_found(world: World) -> None:
-    world.install_backend("a-first", name="first", scheme="first")
+def test_a_distribution_that_is_installed_while_the_process_runs_is_found(installed: Installed) -> None:
+    installed.install_backend("a-first", name="first", scheme="first")
     assert "a-second" not in {plugin.name for plugin in Plugins.find().plugins}
 
-    world.install_backend("a-second", name="second", scheme="second")
+    installed.install_backend("a-second", name="second", scheme="second")
 
     assert {"a-first", "a-second"} <= {plugin.name for plugin in Plugins.find().plugins}
 
 
 def test_a_process_that_finds_plugins_again_and_again_scans_the_distributions_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each `Session` finds the plugins. A scan opens a file of every distribution."""
     scans = []
@@ -151,11 +145,11 @@ def test_a_process_that_finds_plugins_again_and_again_scans_the_distributions_on
     ],
     ids=["ImportError", "SyntaxError", "SystemExit", "AnyError", "in its hook", "wrong hook", "wrong answer"],
 )
-def test_a_broken_plugin_harms_no_other(world: World, source: str, reason: str) -> None:
-    world.install("a-broken", source)
-    world.install_backend("b-good", name="good", scheme="good")
+def test_a_broken_plugin_harms_no_other(installed: Installed, source: str, reason: str) -> None:
+    installed.install("a-broken", source)
+    installed.install_backend("b-good", name="good", scheme="good")
 
-    found = world.find()
+    found = installed.find()
 
     broken, good = found.plugins
     assert (broken.name, broken.distribution, broken.version) == ("a-broken", "a-broken", "1.0")
@@ -166,10 +160,10 @@ def test_a_broken_plugin_harms_no_other(world: World, source: str, reason: str) 
     assert open_tier("good://", plugins=found).url == "memory://b_good"
 
 
-def test_a_broken_plugin_is_listed_with_its_reason(world: World) -> None:
-    world.install("broken", "import no_such_sdk", version="2.3")
+def test_a_broken_plugin_is_listed_with_its_reason(installed: Installed) -> None:
+    installed.install("broken", "import no_such_sdk", version="2.3")
 
-    listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
+    listed, for_people = installed.offload("plugins", "--json"), installed.offload("plugins")
 
     assert listed.code == for_people.code == 0
     [row] = [row for row in listed.document["plugins"] if row["plugin"] == "broken"]
@@ -178,23 +172,23 @@ def test_a_broken_plugin_is_listed_with_its_reason(world: World) -> None:
     assert line.split("\t")[:5] == ["broken", "broken", "2.3", "could not be loaded", row["error"]]
 
 
-def test_ctrl_c_while_a_plugin_loads_ends_the_command(world: World) -> None:
-    world.install("slow", "raise KeyboardInterrupt")
+def test_ctrl_c_while_a_plugin_loads_ends_the_command(installed: Installed) -> None:
+    installed.install("slow", "raise KeyboardInterrupt")
 
     with pytest.raises(KeyboardInterrupt):
-        world.find()
-    assert world.process("plugins").returncode == 130
+        installed.find()
+    assert installed.process("plugins").returncode == 130
 
 
-def test_a_distribution_may_lack_its_code(world: World) -> None:
+def test_a_distribution_may_lack_its_code(installed: Installed) -> None:
     """If the target of a declaration cannot be imported, its first use raises the error, not discovery."""
     declaration = "[Backend(name='far', target='no_such_sdk.store:open', schemes=('far',))]"
-    world.install(
+    installed.install(
         "far",
         "from offload.contracts.plugin import Backend, hookimpl\n"
         f"@hookimpl\ndef offload_backends():\n    return {declaration}",
     )
-    found = world.find()
+    found = installed.find()
 
     with pytest.raises(Misuse, match="'far' cannot be used: No module named 'no_such_sdk'"):
         open_tier("far://place", plugins=found)
@@ -209,8 +203,8 @@ def test_a_distribution_may_lack_its_code(world: World) -> None:
     ],
     ids=["RuntimeError", "SystemExit", "SyntaxError"],
 )
-def test_code_that_fails_when_it_is_imported_is_named(world: World, source: str, reason: str) -> None:
-    (world.folder / "hostile.py").write_text(source)
+def test_code_that_fails_when_it_is_imported_is_named(installed: Installed, source: str, reason: str) -> None:
+    (installed.folder / "hostile.py").write_text(source)
 
     with pytest.raises(Misuse, match=f"'far' cannot be used: {reason}"):
         Backend(name="far", target="hostile:open").load()
@@ -219,11 +213,11 @@ def test_code_that_fails_when_it_is_imported_is_named(world: World, source: str,
 # Two plugins that claim one thing
 
 
-def test_one_scheme_claimed_twice_is_an_error_that_names_both(world: World) -> None:
-    world.install_backend("ours", name="ours", scheme="s3")
-    world.install_backend("theirs", name="theirs", scheme="s3")
-    world.install_backend("other", name="other", scheme="gs")
-    found = world.find()
+def test_one_scheme_claimed_twice_is_an_error_that_names_both(installed: Installed) -> None:
+    installed.install_backend("ours", name="ours", scheme="s3")
+    installed.install_backend("theirs", name="theirs", scheme="s3")
+    installed.install_backend("other", name="other", scheme="gs")
+    found = installed.find()
 
     with pytest.raises(Misuse) as caught:
         open_tier("s3://bucket", plugins=found)
@@ -234,21 +228,21 @@ def test_one_scheme_claimed_twice_is_an_error_that_names_both(world: World) -> N
     assert open_tier("gs://bucket", plugins=found).url == "memory://other"
 
 
-def test_one_name_claimed_twice_is_an_error_that_names_both(world: World) -> None:
-    world.install_backend("ours", name="s3", scheme="ours")
-    world.install_backend("theirs", name="s3", scheme="theirs")
-    found = world.find()
+def test_one_name_claimed_twice_is_an_error_that_names_both(installed: Installed) -> None:
+    installed.install_backend("ours", name="s3", scheme="ours")
+    installed.install_backend("theirs", name="s3", scheme="theirs")
+    found = installed.find()
 
     with pytest.raises(Misuse, match=r"'s3' is declared by ours 1.0 .* and theirs 1.0"):
         found.by_name("backend", "s3")
 
 
-def test_a_conflict_is_about_one_name_or_scheme_and_no_other(world: World) -> None:
+def test_a_conflict_is_about_one_name_or_scheme_and_no_other(installed: Installed) -> None:
     """The other schemes of a backend still work. If two backends share a name, all their schemes work."""
-    world.install_backend("ours", name="s3", scheme='s3", "s3a')
-    world.install_backend("theirs", name="minio", scheme="s3")
-    world.install_backend("namesake", name="minio", scheme="play")
-    found = world.find()
+    installed.install_backend("ours", name="s3", scheme='s3", "s3a')
+    installed.install_backend("theirs", name="minio", scheme="s3")
+    installed.install_backend("namesake", name="minio", scheme="play")
+    found = installed.find()
 
     assert open_tier("s3a://bucket", plugins=found).url == "memory://ours"
     assert open_tier("play://bucket", plugins=found).url == "memory://namesake"
@@ -257,10 +251,10 @@ def test_a_conflict_is_about_one_name_or_scheme_and_no_other(world: World) -> No
         open_tier("s3://bucket", plugins=found)
 
 
-def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
-    world.install_backend("ours", name="ours", scheme="file")
+def test_a_conflict_is_printed_and_ends_with_1(installed: Installed) -> None:
+    installed.install_backend("ours", name="ours", scheme="file")
 
-    listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
+    listed, for_people = installed.offload("plugins", "--json"), installed.offload("plugins")
 
     assert listed.code == for_people.code == 1
     [conflict] = listed.document["conflicts"]
@@ -270,22 +264,22 @@ def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
         assert named in conflict
 
 
-def test_names_of_different_kinds_are_no_conflict(world: World) -> None:
+def test_names_of_different_kinds_are_no_conflict(installed: Installed) -> None:
     """A broker may have the same name as its decoder."""
-    world.install_backend("ours", name="amqp", scheme="rabbitmq")
+    installed.install_backend("ours", name="amqp", scheme="rabbitmq")
 
-    assert world.offload("plugins").code == 0
+    assert installed.offload("plugins").code == 0
 
 
 # Unknown names
 
 
-def test_the_error_for_an_unknown_scheme_lists_the_known_ones(world: World) -> None:
-    world.install("broken", "import no_such_sdk")
-    world.install_backend("good", name="good", scheme="gs")
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones(installed: Installed) -> None:
+    installed.install("broken", "import no_such_sdk")
+    installed.install_backend("good", name="good", scheme="gs")
 
     with pytest.raises(Misuse) as caught:
-        open_tier("s3://bucket", plugins=world.find())
+        open_tier("s3://bucket", plugins=installed.find())
 
     text = str(caught.value)
     assert "no plugin knows the backend 's3'; known: gs; plugin 'broken' of broken 1.0" in text
@@ -300,9 +294,9 @@ def test_the_error_without_any_plugin_says_so() -> None:
 # Discovery imports no SDK
 
 
-def imported_by_finding(world: World) -> set[str]:
+def imported_by_finding(installed: Installed) -> set[str]:
     """Return the modules that a process has after it found every plugin."""
-    done = world.python("""
+    done = installed.python("""
         import json, sys
         from offload.opening.plugins import Plugins
         assert Plugins.find().declared
@@ -312,29 +306,29 @@ def imported_by_finding(world: World) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-def test_finding_plugins_imports_no_targets(world: World) -> None:
-    world.install(
+def test_finding_plugins_imports_no_targets(installed: Installed) -> None:
+    installed.install(
         "light",
         "from offload.contracts.plugin import Backend, hookimpl\n"
         "@hookimpl\ndef offload_backends():\n    return [Backend(name='light', target='heavy:open')]",
     )
-    (world.folder / "heavy.py").write_text("import xml.dom.minidom\n")
+    (installed.folder / "heavy.py").write_text("import xml.dom.minidom\n")
 
-    imported = imported_by_finding(world)
+    imported = imported_by_finding(installed)
 
     assert {"light", "offload_posix.plugin", "offload_rabbitmq.plugin"} <= imported
     assert not imported & {"heavy", "xml.dom.minidom"}
 
 
-def test_finding_plugins_imports_no_store_and_no_source(world: World) -> None:
-    imported = imported_by_finding(world)
+def test_finding_plugins_imports_no_store_and_no_source(installed: Installed) -> None:
+    imported = imported_by_finding(installed)
 
     assert not imported & {"offload_posix.store", "offload_rabbitmq.source"}
 
 
-def test_a_declaration_is_imported_when_it_is_used(world: World) -> None:
-    world.install_backend("mine", name="mine", scheme="mine")
-    found = world.find()
+def test_a_declaration_is_imported_when_it_is_used(installed: Installed) -> None:
+    installed.install_backend("mine", name="mine", scheme="mine")
+    found = installed.find()
 
     backend = found.by_scheme("backend", "mine")
 
@@ -356,12 +350,12 @@ LISTENER = """
 
 
 def test_events_reach_every_listener_even_if_one_fails(
-    world: World, caplog: pytest.LogCaptureFixture
+    installed: Installed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.install("a-listener", LISTENER.format(then="return None"))
-    world.install("b-listener", LISTENER.format(then="raise ZeroDivisionError"))
-    world.install("c-listener", LISTENER.format(then="return None"))
-    found = world.find()
+    installed.install("a-listener", LISTENER.format(then="return None"))
+    installed.install("b-listener", LISTENER.format(then="raise ZeroDivisionError"))
+    installed.install("c-listener", LISTENER.format(then="return None"))
+    found = installed.find()
 
     with caplog.at_level(logging.ERROR):
         found.emit(EVENT)
@@ -412,12 +406,12 @@ COMMANDS = """
 """
 
 
-def test_commands_of_plugins_appear_and_run(world: World) -> None:
+def test_commands_of_plugins_appear_and_run(installed: Installed) -> None:
     """One command is a plain function, the other a whole application."""
-    world.install("extras", COMMANDS)
+    installed.install("extras", COMMANDS)
 
-    shown, shouted = world.offload("--help"), world.process("shout", "hello")
-    first, helped = world.offload("tools", "first"), world.offload("tools", "--help")
+    shown, shouted = installed.offload("--help"), installed.process("shout", "hello")
+    first, helped = installed.offload("tools", "first"), installed.offload("tools", "--help")
 
     for words in (("shout", "Say it loudly."), ("tools", "More than one thing."), ("gone", "Never runs.")):
         assert [line for line in shown.lines if line.split(maxsplit=1) == [*words]]
@@ -427,32 +421,32 @@ def test_commands_of_plugins_appear_and_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("code", ["raise RuntimeError('wrong driver')", "this is no Python"])
-def test_a_command_is_imported_only_when_it_is_called(world: World, code: str) -> None:
+def test_a_command_is_imported_only_when_it_is_called(installed: Installed, code: str) -> None:
     """A command whose code fails gives one line of error to its caller, and does not affect other
     commands.
     """
-    world.install("extras", COMMANDS.replace("no_such_sdk", "broken"))
-    (world.folder / "broken.py").write_text(code)
+    installed.install("extras", COMMANDS.replace("no_such_sdk", "broken"))
+    (installed.folder / "broken.py").write_text(code)
 
     for others in (("--help",), ("plugins",), ("shout", "gone"), ("--debug", "tools", "first")):
-        done = world.offload(*others)
+        done = installed.offload(*others)
         assert (done.code, "gone" in done.stderr) == (3 if "shout" in others else 0, False)
     for its_own in (("gone",), ("gone", "--help")):
-        done = world.offload(*its_own)
+        done = installed.offload(*its_own)
         assert (done.code, done.stdout) == (1, b"")
         assert done.error.startswith("offload: 'gone' cannot be used: ")
-    assert "Traceback" in world.process("--debug", "gone").stderr
+    assert "Traceback" in installed.process("--debug", "gone").stderr
 
 
-def test_a_command_claimed_twice_is_left_out_and_reported(world: World) -> None:
-    world.install("extras", COMMANDS)
-    world.install(
+def test_a_command_claimed_twice_is_left_out_and_reported(installed: Installed) -> None:
+    installed.install("extras", COMMANDS)
+    installed.install(
         "rival",
         "from offload.contracts.plugin import Command, hookimpl\n"
         "@hookimpl\ndef offload_commands():\n    return [Command(name='shout', target='rival:x')]",
     )
 
-    shown = world.offload("--help")
+    shown = installed.offload("--help")
 
     assert "Say it loudly" not in shown.text
     assert "extras 1.0" in shown.stderr
@@ -460,34 +454,34 @@ def test_a_command_claimed_twice_is_left_out_and_reported(world: World) -> None:
     assert "More than one thing." in shown.text
 
 
-def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
-    world.install(
+def test_a_command_cannot_replace_a_built_in_one(installed: Installed) -> None:
+    installed.install(
         "usurper",
         "from offload.contracts.plugin import Command, hookimpl\n"
         "@hookimpl\ndef offload_commands():\n    return [Command(name='plugins', target='usurper:run')]\n"
         "def run():\n    print('mine now')",
     )
 
-    done = world.offload("plugins")
+    done = installed.offload("plugins")
 
     assert "mine now" not in done.text
     assert "usurper" in done.text
 
 
-def test_decoders_are_declared(world: World) -> None:
-    world.install("extras", COMMANDS)
-    found = world.find()
+def test_decoders_are_declared(installed: Installed) -> None:
+    installed.install("extras", COMMANDS)
+    found = installed.find()
 
     module = sys.modules["extras"]
     assert found.by_name("decoder", "csv").load() is module.decoder
 
 
-def test_two_plugins_of_one_name_are_both_named(world: World) -> None:
+def test_two_plugins_of_one_name_are_both_named(installed: Installed) -> None:
     """A message about the plugin `twin` must show which of the two it means."""
     for name in ("one", "two"):
-        world.install_backend(name, name=f"{name}-backend", scheme=name)
+        installed.install_backend(name, name=f"{name}-backend", scheme=name)
     first, second = (
-        each for each in world.find().declared if each.declaration.schemes in {("one",), ("two",)}
+        each for each in installed.find().declared if each.declaration.schemes in {("one",), ("two",)}
     )
     other = replace(second.plugin, name=first.plugin.name, distribution="another-distribution")
     found = Plugins(declared=[first, replace(second, plugin=other)])

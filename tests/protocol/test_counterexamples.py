@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from protocol_mutants import MUTANTS
+from mutants.protocol import PROTOCOL
 from protocol_sweep import Sweep
 from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
@@ -934,12 +934,12 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", PROTOCOL)
 def test_without_its_rule_a_replay_shows_the_harm(
     name: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay, harm = HARM[name]
-    MUTANTS[name].take_out(monkeypatch)
+    PROTOCOL[name].take_out(monkeypatch)
 
     with pytest.raises((AssertionError, OffloadError), match=harm):
         replay(world)

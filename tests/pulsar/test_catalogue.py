@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from command_line import offload
@@ -20,10 +20,10 @@ from offload_pulsar.index import PulsarIndex
 from offload_pulsar.ledger_metadata import LedgerMetadata, message_class
 from offload_pulsar.source import PulsarSource
 from offload_spark.bounds import ScanBounds
-from pulsar_sets import DATA, ListedEntries, store_of, uid_of
+from pulsar_sets import DATA, ORDERS, ListedEntries, PulsarBrokers, store_of, uid_of
 from spark.in_process import Tier
 
-from offload import Env, NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
+from offload import NotOffloaded, Retention, StreamDeleted, StreamReader, VerifyReport, trim
 from offload.cache.block_cache import BlockCache
 from offload.contracts.store import Body
 from offload.ground.errors import Absent, Corrupt, Misuse, OffloadError
@@ -33,30 +33,25 @@ from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.upkeep.verify.tier import verify
 
-ORDERS = "public/default/persistent/orders-partition-0"
 ENTRIES = [b"%d|" % number + b"x" * (number * 13 % 40) for number in range(30)]
 
 
-class World:
+class World(PulsarBrokers):
     """A bucket of Pulsar's, and the tier that it is."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
-        self.store, self.now = store or MemoryStore(), 0.0
-        self.uids: dict[int, UUID] = {}
-        self.tier = PulsarCatalogue(
-            PulsarSource(self.store, "pulsar+memory://b", env=Env(monotonic=lambda: self.now))
-        )
+        super().__init__(store)
+        self.tier = PulsarCatalogue(PulsarSource(self.store, "pulsar+memory://b", env=self.clock.env()))
 
-    async def offload(self, ledger_id: int, entries: Sequence[bytes] = ENTRIES) -> PulsarKey:
-        uid = self.uids[ledger_id] = uuid4()
-        names = BrokerNames(managed_ledger=ORDERS)
-        bucket = PulsarBucket(self.store, block_size_bytes_max=300)
-        await bucket.offload(ListedEntries(ledger_id, [*entries]), uid, names=names)
-        return PulsarKey(uid, ledger_id)
+    async def offload(
+        self, ledger_id: int, entries: Sequence[bytes] = ENTRIES, *, name: str = ORDERS, block: int = 300
+    ) -> PulsarKey:
+        return await super().offload(ledger_id, entries, name=name, block=block)
 
     async def delete(self, ledger_id: int) -> None:
-        await PulsarBucket(self.store).delete(ledger_id, self.uids[ledger_id])
-        self.now += 60
+        """Delete a ledger that was offloaded, and let the listing of the bucket grow old."""
+        await super().delete(ledger_id)
+        self.clock.now += 60
 
     async def read(self, start: int = 0, stream: str = ORDERS) -> list[bytes]:
         reader = await StreamReader.open(self.tier, stream)
@@ -173,7 +168,7 @@ def test_a_follower_learns_that_a_ledger_was_added_behind_a_newer_one() -> None:
         view = await world.tier.view(ORDERS)
         await world.offload(5)
         await world.offload(9)
-        world.now += 60
+        world.clock.now += 60
 
         with pytest.raises(StreamDeleted, match="moved while it was read"):
             await world.tier.newer_view(view.committed)
@@ -187,7 +182,7 @@ def test_a_view_stays_while_ledgers_are_added() -> None:
         await world.offload(3)
         view = await world.tier.view(ORDERS)
         await world.offload(9)
-        world.now += 60
+        world.clock.now += 60
         assert view.committed.next_offset == 30
         newer = await world.tier.newer_view(view.committed)
         assert newer is not None
@@ -550,7 +545,7 @@ def test_spark_plans_and_scans_every_entry_once_and_filters_by_the_times_of_mess
             await world.offload(ledger_id, [message(publish_ms + number) for number in range(30)])
 
     asyncio.run(fill())
-    tier = Tier(lambda: PulsarCatalogue(PulsarSource(world.store, "pulsar+memory://b")))
+    tier = Tier(make=lambda: PulsarCatalogue(PulsarSource(world.store, "pulsar+memory://b")))
     with tier.blocking:
         rows = tier.rows(tier.plan(minpartitions="5"))
         late = tier.rows(tier.plan(bounds=ScanBounds(first_timestamp_ms=2000)))

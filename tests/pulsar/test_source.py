@@ -8,15 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from offload_pulsar import BrokerNames, PulsarBucket, PulsarKey
+from offload_pulsar import PulsarKey
 from offload_pulsar import ledger as ledger_module
 from offload_pulsar.ledger import PulsarLedger
 from offload_pulsar.ledger_metadata import message_class
 from offload_pulsar.source import PulsarSource, open_url
-from pulsar_sets import DATA, ListedEntries, store_of
+from pulsar_sets import DATA, ORDERS, PulsarBrokers, store_of
 
 from offload import (
     Env,
@@ -36,7 +35,6 @@ from offload.ground.errors import Corrupt, Denied, Diverged, TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 
-ORDERS = "public/default/persistent/orders-partition-0"
 OTHER = "public/default/persistent/other"
 BLOCK_SIZE_BYTES = 300
 
@@ -45,35 +43,26 @@ def entries_of(ledger_id: int, count: int = 10) -> list[bytes]:
     return [b"%d-%d|" % (ledger_id, number) + b"x" * (number * 13 % 40) for number in range(count)]
 
 
-class World:
+class World(PulsarBrokers):
     """A bucket that Pulsar fills and trims, and a tier."""
 
     def __init__(self, *, keeps_metadata: bool = True) -> None:
-        self.store: MemoryStore = MemoryStore() if keeps_metadata else NoMetadata()
+        super().__init__(MemoryStore() if keeps_metadata else NoMetadata())
         self.tier = ObjectStoreOffloader(MemoryStore(), options=TierOptions(fragment_size_bytes=400))
-        self.uids: dict[int, UUID] = {}
-        self.now = 0.0
         self.source = self.new_source()
 
     def new_source(self, **options: Any) -> PulsarSource:
-        env = Env(monotonic=lambda: self.now)
-        return PulsarSource(self.store, "pulsar+memory://bucket", env=env, **options)
+        return PulsarSource(self.store, "pulsar+memory://bucket", env=self.clock.env(), **options)
 
     async def offload(
-        self, ledger_id: int, entries: list[bytes] | None = None, *, name: str = ORDERS, block: int = 0
+        self, ledger_id: int, entries: Sequence[bytes] | None = None, *, name: str = ORDERS, block: int = 300
     ) -> PulsarKey:
-        bucket = PulsarBucket(self.store, block_size_bytes_max=block or BLOCK_SIZE_BYTES)
-        listed = ListedEntries(ledger_id, entries_of(ledger_id) if entries is None else entries)
-        uid = self.uids[ledger_id] = uuid4()
-        await bucket.offload(listed, uid, names=BrokerNames(managed_ledger=name))
-        return PulsarKey(uid, ledger_id)
-
-    async def delete(self, ledger_id: int) -> None:
-        await PulsarBucket(self.store).delete(ledger_id, self.uids[ledger_id])
+        entries = entries_of(ledger_id) if entries is None else entries
+        return await super().offload(ledger_id, entries, name=name, block=block)
 
     async def sync(self) -> dict[str, StreamReport]:
         """Copy what is new, as a run of the command does."""
-        self.now += 60
+        self.clock.now += 60
         return {report.stream: report async for report in sync(self.source, self.tier)}
 
     async def read(self, stream: str = ORDERS) -> list[tuple[int, bytes]]:
@@ -531,7 +520,7 @@ def test_what_was_found_in_one_ledger_is_said_although_the_bucket_was_listed_aga
         rewrite(world.store, key.index, b"none")
         await world.source.streams()
         await world.source.ledgers_of(ORDERS)
-        world.now += 60
+        world.clock.now += 60
         await world.source.ledgers_of(OTHER)
         assert "`offload pulsar verify` names all damage" in world.source.notes[-1]
 
@@ -694,7 +683,7 @@ def test_the_streams_of_a_bucket_share_a_look_and_each_index_is_read_once() -> N
         for ledger_id in range(5):
             await world.offload(ledger_id, name=f"{ORDERS}-{ledger_id}")
         counted = FaultyStore(world.store)
-        world.source = PulsarSource(counted, "pulsar+memory://bucket", env=Env(monotonic=lambda: world.now))
+        world.source = PulsarSource(counted, "pulsar+memory://bucket", env=world.clock.env())
         await world.sync()
         counted.calls.clear()
         for stream in await world.source.streams():

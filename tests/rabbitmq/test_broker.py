@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 from certificates import certificate, served
-from growing_source import Clock
+from kit.world import Clock
 from offload_rabbitmq import connection
 from offload_rabbitmq.broker import RabbitmqBroker
 from rstream.client import Client

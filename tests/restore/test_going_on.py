@@ -14,9 +14,10 @@ from itertools import count
 
 import pytest
 from campaign import CAMPAIGN
-from growing_source import Clock, GrowingSource, GrowingStream
+from growing_source import GrowingSource, GrowingStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.world import TierWorld
 from odd_archives import STREAM, odd_chunks
 from offload_rabbitmq.stream_target import open_url
 from stream_broker import StreamBroker, running
@@ -53,15 +54,13 @@ def silent(event: Event) -> None:
 
 
 @dataclass
-class World:
+class World(TierWorld):
     """A tier that has an archive, the broker into which it is restored, and processes that may be killed."""
 
-    broker: StreamBroker
+    broker: StreamBroker = field(kw_only=True)
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
     later: list[str] = field(default_factory=list)
     """The chunks of a second part of the archive, behind a gap."""
-    clock: Clock = field(default_factory=Clock)
-    store: MemoryStore = field(default_factory=MemoryStore)
     new: list[bytes] = field(default_factory=list)
     """The messages that others published behind the restored ones."""
 
@@ -158,7 +157,7 @@ def run(
 
     async def main() -> None:
         async with running(StreamBroker()) as broker:
-            world = World(broker, kinds or list(KINDS), [*later])
+            world = World(broker=broker, kinds=kinds or list(KINDS), later=[*later])
             await world.archive()
             await scenario(world)
 

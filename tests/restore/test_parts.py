@@ -15,18 +15,18 @@ import pytest
 from campaign import CAMPAIGN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.world import TierWorld
 from odd_archives import STREAM, damage, odd_chunks
 from offload_rabbitmq.stream_target import open_url
 from stream_broker import StreamBroker, running
 
-from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter
+from offload import MemoryHandle, StreamReader, StreamWriter
 from offload.ground.errors import Corrupt, Diverged, NoSpace, TryAgain
 from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, PartOffset, Position
 from offload.restore.archived_parts import ArchivedParts, archived_parts
 from offload.restore.read_back import Comparison, OffsetMap
 from offload.restore.target import Restored, publish
-from offload.store.memory import MemoryStore
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 Shape = tuple[list[str], int]
@@ -38,20 +38,15 @@ GAP: list[Shape] = [(["plain", "batch"], 0), (["plain", "tracking"], 10)]
 
 
 @dataclass
-class World:
+class World(TierWorld):
     """A tier with a stream, the broker into which it is restored, and processes that may be killed."""
 
-    broker: StreamBroker
-    store: MemoryStore = field(default_factory=MemoryStore)
+    broker: StreamBroker = field(kw_only=True)
     parts: list[StreamPart] = field(default_factory=list)
     messages: list[tuple[int, int, bytes]] = field(default_factory=list)
     """The part, the offset and the body of each message on the tier."""
 
     end: int = 0
-
-    @property
-    def tier(self) -> ObjectStoreOffloader:
-        return ObjectStoreOffloader(self.store)
 
     @property
     def bodies(self) -> list[bytes]:
@@ -63,8 +58,8 @@ class World:
         part = self.parts[-1].following if self.parts else StreamPart(STREAM)
         first = max(self.end + step, 0)
         if self.parts:
-            await self.tier.begin_part(part, before=None)
-        await StreamWriter.claim(self.tier, part.name, is_new=True, first_offset=first)
+            await self.tier().begin_part(part, before=None)
+        await StreamWriter.claim(self.tier(), part.name, is_new=True, first_offset=first)
         self.parts.append(part)
         self.end = first
         if kinds:
@@ -74,7 +69,7 @@ class World:
         """Archive more of the newest part."""
         part = self.parts[-1]
         chunks, messages = odd_chunks(kinds, first_offset=self.end)
-        writer = await StreamWriter.claim(self.tier, part.name)
+        writer = await StreamWriter.claim(self.tier(), part.name)
         await writer.offload([MemoryHandle(chunks)])
         self.end = writer.manifest.next_offset
         # Bodies of the parts are the same ones at the same offsets: only their order tells them apart.
@@ -83,8 +78,8 @@ class World:
     async def archived(
         self, position: Position = AtEdge.FIRST, *, until: int = OFFSET_MAX, stream: str = STREAM
     ) -> ArchivedParts:
-        reader = await StreamReader.open(self.tier, stream)
-        return await archived_parts(self.tier, reader, position, until=until)
+        reader = await StreamReader.open(self.tier(), stream)
+        return await archived_parts(self.tier(), reader, position, until=until)
 
     async def restore(
         self, parts: ArchivedParts | None = None, *, pace: Callable[[int], Awaitable[None]] | None = None
@@ -106,7 +101,7 @@ def run(shapes: Sequence[Shape], scenario: Callable[[World], Awaitable[None]]) -
 
     async def main() -> None:
         async with running(StreamBroker()) as broker:
-            world = World(broker)
+            world = World(broker=broker)
             for shape in shapes:
                 await world.add(shape)
             await scenario(world)
@@ -141,7 +136,7 @@ def test_a_killed_restore_publishes_every_message_of_every_part_once(
         ends = [(each.stream, each.first_offset, each.next_offset) for each in done]
         with_records = [
             (manifest.stream, manifest.first_offset, manifest.next_offset)
-            for manifest in [await world.tier.load_manifest(part.name) for part in world.parts]
+            for manifest in [await world.tier().load_manifest(part.name) for part in world.parts]
             if manifest.fragments
         ]
         assert ends == (with_records or [(world.parts[-1].name, world.end, world.end)])
@@ -242,7 +237,7 @@ def test_a_restore_reports_that_the_target_lost_messages_of_a_part(kept: int, te
 
 def test_the_target_must_hold_all_parts() -> None:
     async def scenario(world: World) -> None:
-        size = sum([(await world.tier.load_manifest(part.name)).data_size_bytes for part in world.parts])
+        size = sum([(await world.tier().load_manifest(part.name)).data_size_bytes for part in world.parts])
         world.broker.arguments = {"max-length-bytes": str(size), "stream-max-segment-size-bytes": "1"}
 
         with pytest.raises(NoSpace, match=f"the archive has {size} bytes"):
@@ -300,9 +295,9 @@ def test_a_restore_begins_and_ends_in_any_part(
 def test_a_first_part_that_retention_took_is_left_out(change: str) -> None:
     async def scenario(world: World) -> None:
         if change == "deleted":
-            await delete_stream(world.tier, STREAM)
+            await delete_stream(world.tier(), STREAM)
         else:
-            await trim(world.tier, STREAM, Retention(before_offset=8))
+            await trim(world.tier(), STREAM, Retention(before_offset=8))
 
         parts = await world.archived()
         await world.restore(parts)
@@ -315,7 +310,7 @@ def test_a_first_part_that_retention_took_is_left_out(change: str) -> None:
 
 def test_damage_in_a_later_part_stops_the_restore_before_it_or_is_left_out() -> None:
     async def scenario(world: World) -> None:
-        damage(world.store.objects, b"message 9")
+        damage(world.objects, b"message 9")
         parts = await world.archived()
 
         with pytest.raises(Corrupt):

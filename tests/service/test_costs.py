@@ -135,7 +135,7 @@ def test_a_root_has_half_of_the_entries_that_it_may_have() -> None:
         follower = world.follower()
         for _ in range(100):
             world.source.append()
-            await world.run(follower, LAG)
+            await world.run(follower, seconds=LAG)
         return [len(raw) for raw in roots(world)]
 
     sizes = asyncio.run(scenario(World()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from growing_source import Clock
+from kit.world import Clock
 
 from offload.service.readiness import READY_REPEAT_SECONDS, ReadinessLog
 

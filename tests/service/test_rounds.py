@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from growing_source import GrowingSource, GrowingStream
+from kit.world import Clock, TierWorld
 
-from offload import ObjectStoreOffloader, TierOptions
-from offload.contracts.events import DamageFound, Event, UpkeepFinished
+from offload import TierOptions
+from offload.contracts.events import DamageFound, UpkeepFinished
 from offload.copy.sync import sync
 from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import MARK_MS, MARKS_MAX, VerifyNotes
@@ -18,8 +19,6 @@ from offload.ground.env import Env
 from offload.ground.errors import TryAgain
 from offload.service.config import RunConfig
 from offload.service.rounds import FOREIGN_SECONDS, VerifyRounds
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 from offload.upkeep.sweep.tier import sweep
 from offload.upkeep.verify.tier import verify
 
@@ -27,32 +26,16 @@ DAY = 86_400.0
 
 
 @dataclass
-class World:
-    """A tier of 12 fragments, and a clock that moves only if a test moves it."""
+class World(TierWorld):
+    """A tier of 12 fragments."""
 
-    now: float = 10.0**9
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
+    clock: Clock = field(default_factory=lambda: Clock(10.0**9))
 
-    @property
     def env(self) -> Env:
-        """The environment of all processes."""
-        return Env(monotonic=lambda: self.now, now_ms=lambda: int(1000 * self.now), random=lambda: 0.0)
+        return replace(self.clock.env(random=0.0), sleep=asyncio.sleep)
 
-    @property
-    def objects(self) -> dict[str, bytes]:
-        """The objects of the tier."""
-        objects: dict[str, bytes] = self.store.inner.objects  # type: ignore[attr-defined]
-        return objects
-
-    @property
-    def data(self) -> list[str]:
-        """The keys of the fragments, in order."""
-        return sorted(key for key in self.objects if "/data/" in key)
-
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as a process opens it."""
-        return ObjectStoreOffloader(self.store, env=self.env, options=TierOptions(fragment_size_bytes=1))
+    def options(self) -> TierOptions:
+        return TierOptions(fragment_size_bytes=1)
 
     def process(self, identity: str | None = None) -> VerifyRounds:
         """Return the verify of a process that is started now."""
@@ -60,7 +43,7 @@ class World:
             config=RunConfig.model_validate({"source": "memory:", "tier": "memory:"}),
             interval_seconds=7 * DAY,
             tier=self.tier(),
-            env=self.env,
+            env=self.env(),
             emit=self.events.append,
             identity=identity,
         )
@@ -75,19 +58,11 @@ class World:
 
     def read(self) -> set[str]:
         """Return the fragments that were read since the last call."""
-        found = {call.key for call in self.store.calls if call.operation == "get"}
-        self.store.calls.clear()
-        return found & {*self.data}
-
-    def flip(self, key: str) -> None:
-        """Change a byte in the middle of an object."""
-        raw = bytearray(self.objects[key])
-        raw[500] ^= 1
-        self.objects[key] = bytes(raw)
+        return {*self.fragments_read()}
 
     def finished(self) -> list[UpkeepFinished]:
         """Return the runs that have ended."""
-        return [event for event in self.events if isinstance(event, UpkeepFinished)]
+        return self.of(UpkeepFinished)
 
     def notes(self) -> VerifyNotes:
         """Return the notes on the tier."""
@@ -131,16 +106,16 @@ def test_a_flipped_byte_is_found_in_the_next_round_and_reported_at_once() -> Non
         assert [done.error for done in world.finished()] == [None]
         world.flip(world.data[3])
         before: list[int] = []
-        world.now += 6 * DAY
+        world.clock.now += 6 * DAY
         assert await process._turn() == 600.0, "it looks again, and sees what other processes have read"
         assert len(world.finished()) == 1, "the round before is not a period old"
 
-        world.now += 1 * DAY
+        world.clock.now += 1 * DAY
         world.store.before = lambda operation, key: _note(before, world, key)
         await process._turn()
 
         assert world.finished()[-1].error is not None
-        [damage] = [event.damage for event in world.events if isinstance(event, DamageFound)]
+        [damage] = [event.damage for event in world.of(DamageFound)]
         assert damage.where == world.data[3]
         assert before == [1], "it was reported before the last fragment was read"
 
@@ -152,7 +127,7 @@ async def _note(before: list[int], world: World, key: str) -> None:
     if key == world.data[-1] and not before:
         for _ in range(1000):
             await asyncio.sleep(0)
-        before.append(sum(isinstance(event, DamageFound) for event in world.events))
+        before.append(world.told(DamageFound))
 
 
 def test_a_process_that_is_started_again_reads_only_the_rest_of_the_round() -> None:
@@ -183,7 +158,7 @@ def test_another_process_leaves_a_round_alone_until_its_notes_are_old() -> None:
         await other._turn()
         assert (world.read(), world.finished()) == (set(), [])
 
-        world.now += FOREIGN_SECONDS
+        world.clock.now += FOREIGN_SECONDS
         await other._turn()
         assert len(world.finished()) == 1
 
@@ -254,7 +229,7 @@ def test_a_place_without_a_tier_is_no_error() -> None:
             slept.append(seconds)
             raise asyncio.CancelledError
 
-        process.env = replace(world.env, sleep=sleep)
+        process.env = replace(world.env(), sleep=sleep)
         process.interval_seconds = 60.0
         with pytest.raises(asyncio.CancelledError):
             await process.run()
@@ -287,10 +262,10 @@ def test_the_age_is_that_of_the_fragment_that_waits_the_longest() -> None:
     async def scenario(world: World) -> None:
         process = world.process()
         await process._turn()
-        world.now += 100
+        world.clock.now += 100
         assert process.oldest_seconds == 100
         assert world.process().oldest_seconds is None, "a process that has not looked does not know"
-        world.now += 7 * DAY
+        world.clock.now += 7 * DAY
         await killed_at(world, process, world.data[6])
         again = world.process()
         assert (await again._load(0)).oldest_ms == 1000 * 10**9, "the rest was read a week ago"
@@ -305,7 +280,7 @@ def test_the_notes_are_explained_by_a_verify_and_left_by_a_sweep() -> None:
         report = await verify(world.tier())
         [row] = [row for row in report.unreferenced if row.key == VERIFY_NOTES]
         assert row.reason == "how far the verify of offload run has read the tier"
-        swept = await sweep(world.tier(), env=world.env, grace_seconds=0)
+        swept = await sweep(world.tier(), env=world.env(), grace_seconds=0)
         assert swept.strangers == {}
         assert VERIFY_NOTES in world.objects
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from growing_source import GrowingStream
+from kit.world import Clock, TierWorld
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
-from offload.contracts.events import Event, UpkeepFinished
+from offload.contracts.events import UpkeepFinished
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules, FollowState
 from offload.formats.checksums import crc32c
@@ -20,7 +22,6 @@ from offload.model.part import StreamPart
 from offload.service.config import RunConfig
 from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
 from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.retention import Retention
@@ -28,32 +29,33 @@ from offload.upkeep.retention import Retention
 OFF = dict.fromkeys(("retention", "compact", "sweep", "verify"), "off")
 
 
-class World:
-    """A tier in memory, one follower, and upkeep. The clock moves only if a test moves it."""
+class World(TierWorld):
+    """A tier that is kept open, one follower, and upkeep."""
 
     def __init__(self, **upkeep: str) -> None:
-        self.now, self.events, self.wall_ms = 0.0, list[Event](), 10**12
-        self.stream, self.store = GrowingStream(), MemoryStore()
-        self.env = Env(monotonic=lambda: self.now, now_ms=lambda: self.wall_ms, random=lambda: 0.0)
-        self.tier = ObjectStoreOffloader(self.store, env=self.env)
+        super().__init__(clock=Clock(10.0**9))
+        self.stream, self.kept = GrowingStream(), self.tier()
         rules = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.0)
-        self.follower = Follower(source=self.stream, offloader=self.tier, rules=rules, env=self.env)
+        self.follower = Follower(source=self.stream, offloader=self.kept, rules=rules, env=self.env())
         document = {"source": "memory:", "tier": "memory:", "upkeep": OFF | upkeep}
         self.config = RunConfig.model_validate(document | {"streams": {"*": {"max_age": "1d"}}})
         self.upkeep = self.with_led(["orders"])
 
+    def env(self) -> Env:
+        return replace(self.clock.env(random=0.0), sleep=asyncio.sleep)
+
     def beside(self, other: World) -> Upkeep:
         """Return this world's upkeep for the tier of the other."""
-        self.tier, self.events = other.tier, other.events
+        self.kept, self.events = other.kept, other.events
         return self.with_led(["orders"])
 
     def with_led(self, led: list[str]) -> Upkeep:
         return Upkeep(
             config=self.config,
-            tier=self.tier,
-            tier_for=lambda stream: self.tier,
+            tier=self.kept,
+            tier_for=lambda stream: self.kept,
             led=lambda: led,
-            env=self.env,
+            env=self.env(),
             emit=self.events.append,
         )
 
@@ -62,7 +64,7 @@ class World:
         for _ in range(fragments):
             self.stream.append(timestamp_ms=timestamp_ms)
             for _ in range(4):
-                self.now += 0.5
+                self.clock.now += 0.5
                 await self.follower.step()
         assert (self.follower.state, self.follower.status.lag_records) == (FollowState.LEADING, 0)
 
@@ -71,7 +73,7 @@ class World:
         stopping = asyncio.Event()
         running = asyncio.create_task((upkeep or self.upkeep).run(stopping))
         async with asyncio.timeout(60):
-            while not (done := [each for each in self.events if isinstance(each, UpkeepFinished)]):  # noqa: ASYNC110
+            while not (done := self.of(UpkeepFinished)):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             stopping.set()
             await running
@@ -86,13 +88,13 @@ def test_a_kept_writer_goes_on_after_a_job_has_changed_its_stream(job: str) -> N
     async def scenario() -> None:
         world = World(**{job: "1h"})
         await world.grow(9)
-        before = await world.tier.load_manifest("orders")
+        before = await world.kept.load_manifest("orders")
 
         done = await world.run_once()
-        changed = await world.tier.load_manifest("orders")
+        changed = await world.kept.load_manifest("orders")
         await world.grow(2)
 
-        after = await world.tier.load_manifest("orders")
+        after = await world.kept.load_manifest("orders")
         assert (done.job, done.error) == (job, None)
         assert changed.version > before.version
         assert changed.fragments < before.fragments
@@ -110,8 +112,8 @@ def test_a_job_works_on_all_parts_of_a_stream_that_this_process_leads(job: str) 
     async def scenario() -> None:
         world, part = World(**{job: "1h"}), StreamPart("orders", 2)
         await world.grow(9)
-        await world.tier.begin_part(part, before=None)
-        writer = await StreamWriter.claim(world.tier, part.name, first_offset=100)
+        await world.kept.begin_part(part, before=None)
+        writer = await StreamWriter.claim(world.kept, part.name, first_offset=100)
         for offset in range(100, 109):
             timestamp_ms = 10**12 if offset == 108 else 1
             chunk = build_chunk([b"x"], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
@@ -119,7 +121,7 @@ def test_a_job_works_on_all_parts_of_a_stream_that_this_process_leads(job: str) 
 
         assert (await world.run_once()).error is None
 
-        found = [await world.tier.load_manifest(name) for name in ("orders", part.name)]
+        found = [await world.kept.load_manifest(name) for name in ("orders", part.name)]
         left = [(each.first_offset, each.fragments) for each in found]
         assert left == ([(90, 0), (108, 1)] if job == "retention" else [(0, 2), (100, 2)])
 
@@ -135,8 +137,8 @@ def test_timestamps_in_the_future_keep_no_older_data_and_are_one_line_of_the_log
         world, part = World(retention="1h"), StreamPart("orders", 2)
         await world.grow(2)
         await world.grow(1, timestamp_ms=2 * 10**12)
-        await world.tier.begin_part(part, before=None)
-        writer = await StreamWriter.claim(world.tier, part.name, first_offset=100)
+        await world.kept.begin_part(part, before=None)
+        writer = await StreamWriter.claim(world.kept, part.name, first_offset=100)
 
         async def append(offset: int, timestamp_ms: int) -> None:
             chunk = build_chunk([b"x"], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
@@ -145,20 +147,18 @@ def test_timestamps_in_the_future_keep_no_older_data_and_are_one_line_of_the_log
         for offset, timestamp_ms, left in ((100, 10**12, (20, 1)), (101, 1, (20, 1))):
             await append(offset, timestamp_ms)
             await retain(world)
-            first = await world.tier.load_manifest("orders")
+            first = await world.kept.load_manifest("orders")
             assert (first.first_offset, first.fragments) == left
-        world.wall_ms += 2 * 86_400_000
-        world.now += 2 * 86_400
-        await append(102, world.wall_ms)
+        world.clock.now += 2 * 86_400
+        await append(102, int(1000 * world.clock.now))
         await retain(world)
 
-        found = [await world.tier.load_manifest(name) for name in ("orders", part.name)]
+        found = [await world.kept.load_manifest(name) for name in ("orders", part.name)]
         assert [(each.first_offset, each.fragments) for each in found] == [(30, 0), (102, 1)]
 
     async def retain(world: World) -> None:
         assert (await world.run_once()).error is None
-        world.now += 3600
-        world.wall_ms += 3_600_000
+        world.clock.now += 3600
 
     asyncio.run(scenario())
     [line] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
@@ -170,8 +170,8 @@ def test_a_verify_reports_damage_and_a_sweep_finds_nothing_to_delete() -> None:
         world = World(verify="2h")
         await world.grow(1)
         assert (await world.run_once(World(sweep="1h").beside(world))).error is None
-        key = next(key for key in world.store.objects if "/data/" in key)
-        del world.store.objects[key]
+        [key] = world.data
+        del world.objects[key]
 
         done = await world.run_once()
 
@@ -186,9 +186,9 @@ def test_a_verify_asks_for_an_upgrade_if_a_newer_program_wrote_a_root() -> None:
     async def scenario() -> None:
         world = World(verify="2h")
         await world.grow(1)
-        key = max(key for key in world.store.objects if "/root." in key)
-        body = world.store.objects[key][:4] + b"\0\x09" + world.store.objects[key][6:-4]
-        world.store.objects[key] = body + crc32c(body).to_bytes(4, "big")
+        key = max(key for key in world.objects if "/root." in key)
+        body = world.objects[key][:4] + b"\0\x09" + world.objects[key][6:-4]
+        world.objects[key] = body + crc32c(body).to_bytes(4, "big")
 
         done = await world.run_once()
 
@@ -202,7 +202,7 @@ def test_a_process_that_leads_nothing_sends_no_request() -> None:
     async def scenario() -> None:
         world = World(retention="1h", compact="1h", sweep="1h")
         await world.grow(1)
-        requests = world.tier.metrics.requests.total()
+        requests = world.kept.metrics.requests.total()
         stopping = asyncio.Event()
         running = asyncio.create_task(world.with_led([]).run(stopping))
         for _ in range(100):
@@ -211,7 +211,7 @@ def test_a_process_that_leads_nothing_sends_no_request() -> None:
         stopping.set()
         await running
 
-        assert (world.tier.metrics.requests.total(), world.events) == (requests, [])
+        assert (world.kept.metrics.requests.total(), world.events) == (requests, [])
 
     asyncio.run(scenario())
 
@@ -229,7 +229,7 @@ def test_an_error_ends_a_run_and_not_the_upkeep(error: Exception, monkeypatch: p
             patch.setattr("offload.service.upkeep.compact", fails)
             failed = await world.run_once()
         last = world.upkeep.as_json()[0]
-        world.now += 3600
+        world.clock.now += 3600
 
         done = await world.run_once()
 
@@ -252,7 +252,7 @@ def test_only_a_store_that_denies_everything_ends_a_run_at_its_first_stream(
     async def scenario() -> None:
         world, denied = World(**{job: "1h"}), list[str]()
         for stream in ("orders", "payments"):
-            await StreamWriter.claim(world.tier, stream)
+            await StreamWriter.claim(world.kept, stream)
 
         async def deny(operation: str, key: str) -> None:
             for stream in ("orders", "payments"):
@@ -260,7 +260,7 @@ def test_only_a_store_that_denies_everything_ends_a_run_at_its_first_stream(
                     denied.append(stream)
                     raise error(f"no right to {operation} {key}")
 
-        world.tier = ObjectStoreOffloader(FaultyStore(world.store, before=deny), env=world.env)
+        world.kept = ObjectStoreOffloader(FaultyStore(world.store, before=deny), env=world.env())
         done = await world.run_once(world.with_led(["orders", "payments"]))
 
         assert set(denied) == asked
@@ -292,20 +292,20 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_is_corrected(job: str
         world = World(**{job: "1h"})
         await world.grow(9)
         if job == "sweep":
-            await trim_parts(world.tier, "orders", Retention(age_seconds_max=1.0), env=world.env)
-        before = dict(world.store.objects)
-        world.wall_ms += int(1000 * (CLOCK_AHEAD_SECONDS_MAX + world.now + 1))
+            await trim_parts(world.kept, "orders", Retention(age_seconds_max=1.0), env=world.env())
+        before = dict(world.objects)
+        world.clock.skew_seconds = CLOCK_AHEAD_SECONDS_MAX + 10
 
         done = await world.run_once()
 
         assert isinstance(done.error, Denied)
         assert "has jumped 1.0 hours ahead" in str(done.error)
-        assert world.store.objects == before
+        assert world.objects == before
 
-        world.wall_ms = 10**12
-        world.now += 3600
+        world.clock.skew_seconds = 0
+        world.clock.now += 3600
         assert (await world.run_once()).error is None
-        assert world.store.objects != before
+        assert world.objects != before
 
     asyncio.run(scenario())
 
@@ -317,10 +317,10 @@ def test_a_limit_of_size_trusts_no_clock_and_applies_after_a_jump() -> None:
         world.config = RunConfig.model_validate({"source": "memory:", "tier": "memory:"} | changed)
         upkeep = world.with_led(["orders"])
         await world.grow(9)
-        world.wall_ms *= 2
+        world.clock.skew_seconds = 10.0**9
 
         assert (await world.run_once(upkeep)).error is None
-        assert (await world.tier.load_manifest("orders")).first_offset == 80
+        assert (await world.kept.load_manifest("orders")).first_offset == 80
 
     asyncio.run(scenario())
 
@@ -333,7 +333,7 @@ def test_few_fragments_are_not_worth_a_merge() -> None:
         done = await world.run_once()
 
         assert (done.error, done.objects) == (None, 0)
-        assert (await world.tier.load_manifest("orders")).fragments == FRAGMENTS_MIN - 1
+        assert (await world.kept.load_manifest("orders")).fragments == FRAGMENTS_MIN - 1
 
     asyncio.run(scenario())
 

@@ -18,20 +18,18 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from mutants import MUTANTS, OWNERS, SIMULATED, live_through
 
 from simulation.history import simulate
-from simulation.mutants import BY_REPLAY, PLANTED
-from simulation.owner_mutants import OWNER_BUGS
 from simulation.world import Broken, Figures
 
 BATCH = 50
-ALL_BUGS = {**PLANTED, **OWNER_BUGS}
 
 
 def main() -> int:
     """Run the histories that the arguments select, and return the exit code."""
     asked = _arguments()
-    owned = asked.owners or asked.mutant in OWNER_BUGS
+    owned = asked.owners or asked.mutant in OWNERS
     if asked.seed is not None:
         return _replay(asked.seed, asked.mutant, owned=owned, trace=asked.trace)
     first, _, end = asked.seeds.partition(":")
@@ -72,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mutants", action="store_true", help="print the first seed that finds each planted bug"
     )
-    parser.add_argument("--mutant", choices=sorted(ALL_BUGS), help="plant this bug")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug")
     parser.add_argument(
         "--owners", action="store_true", help="run histories of two managed ledgers that own one stream"
     )
@@ -82,7 +80,7 @@ def _arguments() -> argparse.Namespace:
 def _replay(seed: int, mutant: str | None, *, owned: bool, trace: bool) -> int:
     with pytest.MonkeyPatch.context() as patch:
         if mutant is not None:
-            ALL_BUGS[mutant].take_out(patch)
+            MUTANTS[mutant].take_out(patch)
         try:
             figures = simulate(seed, owned=owned, tell=print if trace else None)
         except AssertionError as broken:
@@ -93,7 +91,7 @@ def _replay(seed: int, mutant: str | None, *, owned: bool, trace: bool) -> int:
 
 
 def _find(seeds: range, processes: int, *, owned: bool) -> int:
-    names = OWNER_BUGS if owned else [name for name in PLANTED if name not in BY_REPLAY]
+    names = [name for name in SIMULATED if (name in OWNERS) == owned]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for name, seed, how in pool.imap(_first, [(name, seeds) for name in names]):
             print(f"{name!r}: {seed},  # {how}", flush=True)
@@ -103,10 +101,9 @@ def _find(seeds: range, processes: int, *, owned: bool) -> int:
 def _first(job: tuple[str, range]) -> tuple[str, int | None, str]:
     name, seeds = job
     with pytest.MonkeyPatch.context() as patch:
-        ALL_BUGS[name].take_out(patch)
         for seed in seeds:
             try:
-                simulate(seed, owned=name in OWNER_BUGS)
+                live_through(name, [seed], patch)
             except Broken as broken:
                 return name, seed, str(broken).partition(": ")[2]
     return name, None, "not found"
@@ -125,7 +122,7 @@ def _run(job: tuple[range, str | None, bool]) -> tuple[Figures, list[str]]:
     figures, failures = Figures(), []
     with pytest.MonkeyPatch.context() as patch:
         if mutant is not None:
-            ALL_BUGS[mutant].take_out(patch)
+            MUTANTS[mutant].take_out(patch)
         for seed in seeds:
             try:
                 figures.add(simulate(seed, owned=owned))

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-from campaign import campaign, keeping
+from campaign import campaign
 
 from simulation.history import simulate
-from simulation.owner_mutants import OWNER_BUGS, OWNER_FOUND_AT
-from simulation.world import Broken, Figures
+from simulation.world import Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
 SEEDS = (12, 22, 31, 37, 68)
@@ -56,30 +54,3 @@ def test_a_seed_gives_the_same_history_of_owners_again() -> None:
 
     assert first == second
     assert len(first) > 200
-
-
-@pytest.mark.parametrize(
-    "name",
-    keeping(
-        ("owner: copies go by a root that was not accepted", "owner: a fork is offloaded"),
-        OWNER_BUGS,
-        "`make test` plants two of the bugs of owners",
-    ),
-)
-def test_a_bug_of_an_owner_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its seed finds it, and finds it again at the same step."""
-    found = []
-    for _ in range(2):
-        OWNER_BUGS[name].take_out(monkeypatch)
-        with pytest.raises(Broken, match=r"seed [0-9]+, step [0-9]+: ") as broken:
-            simulate(OWNER_FOUND_AT[name], owned=True)
-        found.append(str(broken.value))
-
-    assert found[0] == found[1]
-
-
-def test_the_page_has_every_bug_of_an_owner() -> None:
-    page = (Path(__file__).parents[2] / "docs/simulation.md").read_text(encoding="utf-8")
-
-    for name, bug in OWNER_BUGS.items():
-        assert f"\n| {name} | {bug.rule} |\n" in page

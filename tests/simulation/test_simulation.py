@@ -8,14 +8,13 @@ to replay a seed that fails.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from campaign import CAMPAIGN, few
+from mutants import MUTANTS, OWNERS, REPLAYED, SIMULATED, live_through
 
 from simulation.history import simulate
-from simulation.mutants import BY_REPLAY, FOUND_AT, PLANTED
 from simulation.world import Broken, Figures
 
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
@@ -67,9 +66,9 @@ def test_every_fresh_history_keeps_the_invariants() -> None:
 
 def test_some_readers_skip_data_that_was_trimmed_and_swept() -> None:
     """This is too rare for `EXPECTED`. Readers check that a skip is reported."""
-    assert any(
-        simulate(seed).counts["skips"] for seed in [FOUND_AT["reader: skips silently"], *range(SOUGHT)]
-    )
+    first = MUTANTS["reader: skips silently"].seed
+    assert first is not None
+    assert any(simulate(seed).counts["skips"] for seed in [first, *range(SOUGHT)])
 
 
 def test_a_seed_gives_the_same_history_again() -> None:
@@ -81,30 +80,23 @@ def test_a_seed_gives_the_same_history_again() -> None:
 
 
 @few("planted bugs of the simulation; make test has a third of them", 3)
-@pytest.mark.parametrize("name", sorted(PLANTED.keys() - BY_REPLAY.keys()))
+@pytest.mark.parametrize("name", sorted(SIMULATED))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed among those of CI finds it, and finds it again at the same step."""
-
-    def live_through(seeds: Sequence[int]) -> None:
-        for seed in seeds:
-            PLANTED[name].take_out(monkeypatch)  # planted for each seed, because a bug may keep state
-            simulate(seed)
-
+    seed = SIMULATED[name].seed
+    assert seed is not None
     with pytest.raises(Broken, match=r"seed [0-9]+, step [0-9]+: ") as broken:
-        live_through([FOUND_AT.get(name, 0), *range(SOUGHT)])
+        live_through(name, [seed, *range(SOUGHT)], monkeypatch)
 
-    seed = int(str(broken.value).split()[1].strip(","))
+    found = int(str(broken.value).split()[1].strip(","))
     with pytest.raises(Broken) as again:
-        live_through([seed])
+        live_through(name, [found], monkeypatch)
     assert str(again.value) == str(broken.value)
 
 
 def test_the_page_has_every_planted_bug_and_its_rule() -> None:
     page = (Path(__file__).parents[2] / "docs/simulation.md").read_text(encoding="utf-8")
-    rows = [
-        f"| {name} | {bug.rule} | {bug.clause} |" for name, bug in PLANTED.items() if name not in BY_REPLAY
-    ]
-    rows += [f"| {name} | {PLANTED[name].rule} | {PLANTED[name].clause} |" for name in BY_REPLAY]
 
-    for row in rows:
-        assert f"\n{row}" in page
+    for name, mutant in {**SIMULATED, **REPLAYED}.items():
+        row = f"| {name} | {mutant.rule} |" + ("" if name in OWNERS else f" {mutant.clause} |")
+        assert f"\n{row}\n" in page

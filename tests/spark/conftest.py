@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import osiris_data
 import pytest
-from foreign_tier import installed
+from kit.installed import declare
 from offload_spark import session
 from servers import Place
 from servers.session import Session
@@ -61,8 +61,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, worker_path: str) -> Iterato
 @pytest.fixture(scope="session")
 def worker_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The import path of Spark's workers: this checkout, and two plugins that a user would have installed."""
-    site = installed(tmp_path_factory.mktemp("site"))
-    installed(site, "sqlite-ledger", "offload_sqlite_ledger.plugin")
+    site = declare(tmp_path_factory.mktemp("site"), "lines", {"lines": "foreign_tier"})
+    declare(site, "sqlite-ledger", {"sqlite-ledger": "offload_sqlite_ledger.plugin"})
     packages = [ROOT / name for name in ("tests", "backends", "plugins", "conformance")]
     return os.pathsep.join(map(str, (site, SQLITE_LEDGER, ROOT, *packages)))
 

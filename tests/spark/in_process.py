@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from kit.world import BlockingWorld
 from offload_conformance import MemoryLedger, Sample
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
@@ -14,9 +16,8 @@ from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
 
-from offload import Blocking, Catalogue, ObjectStoreOffloader, Plugins, StreamWriter
+from offload import Plugins
 from offload.arrow.batches import BatchMaker
-from offload.contracts.events import Event
 from offload.contracts.store import Span
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -38,32 +39,21 @@ class Noting(FaultyStore):
         return await super().get(key, span)
 
 
-class Tier:
+@dataclass
+class Tier(BlockingWorld):
     """A tier in memory, or the catalogue that `make` returns."""
 
-    def __init__(self, make: Callable[[], Catalogue] | None = None) -> None:
-        self.store = Noting()
-        self.events: list[Event] = []
-        self.blocking = Blocking.around(make or (lambda: ObjectStoreOffloader(self.store)))
+    store: Noting = field(default_factory=Noting)
 
-    def write(self, stream: str, ledgers: Sequence[MemoryLedger]) -> None:
-        async def write() -> None:
-            await self.blocking.offloader.open(create=True)
-            first = ledgers[0].first_offset
-            writer = await StreamWriter.claim(self.blocking.offloader, stream, first_offset=first)
-            await writer.offload(ledgers)
-
-        self.blocking.run(write())
-
-    def options(self, **given: str) -> ReadOptions:
+    def read_options(self, **given: str) -> ReadOptions:
         return ReadOptions.of({"path": "memory"} | given)
 
     def plan(self, *, bounds: ScanBounds | None = None, **given: str) -> list[list[PlannedPart]]:
-        planned = plan(self.blocking.catalogue, self.options(**given), bounds or ScanBounds())
+        planned = plan(self.blocking.catalogue, self.read_options(**given), bounds or ScanBounds())
         return self.blocking.run(planned)
 
     def read(self, parts: Iterable[PlannedPart], **given: str) -> Iterator[pa.RecordBatch]:
-        options = self.options(**given)
+        options = self.read_options(**given)
         columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
         maker = BatchMaker(
             schema=columns.arrow,

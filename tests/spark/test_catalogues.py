@@ -31,7 +31,7 @@ def lines(tmp_path: Path) -> Path:
 
 
 def test_a_read_only_layout_is_planned_and_scanned(lines: Path) -> None:
-    tier = Tier(lambda: LinesCatalogue(lines))
+    tier = Tier(make=lambda: LinesCatalogue(lines))
     with tier.blocking:
         rows = tier.rows(tier.plan(minpartitions="3"))
         late = tier.rows(tier.plan(startingtimestamp="1001"))
@@ -47,7 +47,7 @@ def test_a_file_that_is_lost_during_a_read_fails_its_task(lines: Path) -> None:
 
     With `failOnDataLoss=false` the read continues.
     """
-    tier = Tier(lambda: LinesCatalogue(lines))
+    tier = Tier(make=lambda: LinesCatalogue(lines))
     with tier.blocking:
         planned = tier.plan()
         (lines / "orders" / "0.1000.lines").unlink()

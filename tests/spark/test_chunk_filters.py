@@ -66,10 +66,8 @@ def test_exactly_the_chunks_with_a_value_are_read(
 
 @pytest.mark.parametrize("number", range(len(VALUES)))
 def test_damage_in_a_chunk_is_not_taken_for_damage_in_one_that_was_skipped(made: Tier, number: int) -> None:
-    [key] = [key for key in made.store.inner.objects if key.endswith(".fragment")]
-    raw = bytearray(made.store.inner.objects[key])
-    raw[raw.index(b"%d-2........" % number)] ^= 1
-    made.store.inner.objects[key] = bytes(raw)
+    [key] = made.data
+    made.flip(key, made.objects[key].index(b"%d-2........" % number))
 
     red = [each for each, value in enumerate(VALUES) if value == b"red" and each != number]
     assert chunks_of(made, filter="red", onDamage="skip") == red
@@ -92,14 +90,14 @@ def test_damage_in_a_chunk_is_not_taken_for_damage_in_one_that_was_skipped(made:
 )
 def test_wrong_values_are_refused(made: Tier, options: dict[str, str], text: str) -> None:
     with pytest.raises(Misuse) as raised:
-        made.options(**options)
+        made.read_options(**options)
 
     assert text in str(raised.value)
 
 
 def test_java_neither_reads_nor_counts_with_a_filter(made: Tier) -> None:
     """It does not know filters. An older jar that asks for a count must not get that of all records."""
-    options = made.options(filter="red")
+    options = made.read_options(filter="red")
     columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
     reader = JavaPlanReader(options, columns, wanted=COUNT)
     reader._open = lambda: made.blocking  # type: ignore[method-assign]

@@ -25,7 +25,6 @@ from offload import Blocking
 from offload.arrow.batches import BatchMaker
 from offload.contracts.events import DamageFound
 from offload.ground.errors import Absent, Corrupt, Misuse
-from offload.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,32 +42,20 @@ def made() -> Iterator[Tier]:
         yield made
 
 
-def objects(made: Tier) -> dict[str, bytes]:
-    memory = made.store.inner
-    assert isinstance(memory, MemoryStore)
-    return memory.objects
-
-
 def fragment(made: Tier, number: int) -> str:
     """Return the key of the fragment of ledger `number`."""
-    return sorted(key for key in objects(made) if key.endswith(".fragment"))[number]
-
-
-def flip(made: Tier, key: str, position: int) -> None:
-    raw = bytearray(objects(made)[key])
-    raw[position] ^= 1
-    objects(made)[key] = bytes(raw)
+    return made.data[number]
 
 
 def damage_record(made: Tier, offset: int) -> None:
     """Flip a bit in the body of a record, which names its offset."""
     key = fragment(made, offset // RECORDS)
-    flip(made, key, objects(made)[key].index(b"%d........" % offset))
+    made.flip(key, made.objects[key].index(b"%d........" % offset))
 
 
 def damage_index(made: Tier, number: int) -> None:
     """Flip a bit in the last byte of a fragment, which is in the trailer that finds its index."""
-    flip(made, fragment(made, number), -1)
+    made.flip(fragment(made, number), -1)
 
 
 def offsets(made: Tier, columns: str = "offset,value", **options: str) -> list[int]:
@@ -143,7 +130,7 @@ def test_a_fragment_whose_index_is_damaged_is_left_out_whole(made: Tier, columns
 
 @pytest.mark.parametrize("columns", ["offset,value", "offset"])
 def test_an_object_that_is_gone_is_left_out_whole(made: Tier, columns: str) -> None:
-    del objects(made)[fragment(made, 1)]
+    del made.objects[fragment(made, 1)]
 
     assert offsets(made, columns, onDamage="skip") == without((10, 20))
     (found,) = ranges(made)
@@ -215,7 +202,7 @@ def test_a_read_says_that_it_reads_indexes_alone(
 
 def test_the_table_of_damage_has_a_row_for_each_range(made: Tier) -> None:
     damage_record(made, 14)
-    options = made.options(table="damage")
+    options = made.read_options(table="damage")
 
     rows = table_of(ranges(made)).to_pylist()
 
@@ -229,7 +216,7 @@ def test_the_table_of_damage_has_a_row_for_each_range(made: Tier) -> None:
     wanted = StructType([StructField(name, kind) for name, kind in DAMAGE.items()])
     assert to_arrow_schema(wanted, timezone="UTC") == TABLE
     with pytest.raises(Misuse, match="remove decode"):
-        schema_of(made.options(table="damage", decode="amqp"), PLUGINS)
+        schema_of(made.read_options(table="damage", decode="amqp"), PLUGINS)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +224,7 @@ def test_the_table_of_damage_has_a_row_for_each_range(made: Tier) -> None:
 )
 def test_other_values_of_the_options_are_refused(made: Tier, option: dict[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
-        made.options(**option)
+        made.read_options(**option)
 
 
 def test_an_empty_table_has_the_same_columns() -> None:

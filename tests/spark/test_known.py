@@ -36,7 +36,7 @@ def made() -> Iterator[Tier]:
 
 
 def known(made: Tier, env: Env | None = None, **options: str) -> KnownStreams:
-    return KnownStreams(made.blocking.catalogue, made.options(**options), env=env)
+    return KnownStreams(made.blocking.catalogue, made.read_options(**options), env=env)
 
 
 def requests(made: Tier, work: Any) -> tuple[Any, Counter[str]]:

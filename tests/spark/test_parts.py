@@ -104,7 +104,7 @@ def test_a_query_reads_each_record_once_across_the_birth_of_a_part(start: str, w
     """A part that is begun while the query runs is read from its first record, whatever the start."""
     with tier() as made:
         write(made.blocking, "orders", first_offset=0, records=6)
-        options, run = made.options(stream="orders", startingOffsets=start), made.blocking.run
+        options, run = made.read_options(stream="orders", startingOffsets=start), made.blocking.run
         known = KnownStreams(made.blocking.catalogue, options, look_seconds=0)
         mark, found = run(initial(known)), Found()
         for number, first_offset, count in [(1, 0, 0), (2, 9, 3), (3, 10, 4)]:

@@ -25,7 +25,7 @@ class Query:
     """A streaming query. Its checkpoint is written as JSON and read back, as Spark's is."""
 
     def __init__(self, made: Tier, **options: str) -> None:
-        self.made, self.options = made, made.options(**options)
+        self.made, self.options = made, made.read_options(**options)
         self.offloader = made.blocking.offloader
         # Looks for new streams and parts at every trigger, and not only every ten seconds.
         self.known = KnownStreams(self.offloader, self.options, look_seconds=0)
@@ -242,6 +242,6 @@ def test_a_new_query_with_offsets_of_a_misspelt_stream_is_an_error(made: Tier) -
 def test_a_query_that_continues_ignores_the_offsets_of_its_start(made: Tier) -> None:
     grow(made, "orders", records=3, first_offset=0)
     query = Query(made)
-    query.known = KnownStreams(query.offloader, made.options(startingOffsets='{"gone": 1}'))
+    query.known = KnownStreams(query.offloader, made.read_options(startingOffsets='{"gone": 1}'))
 
     assert query.trigger() == offsets("orders", (0, 3))

@@ -43,7 +43,7 @@ def outcomes(folder: Path, *selection: object, paths: Sequence[Path] = ()) -> di
     """
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    pytest = (sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
+    pytest = (sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as places:
         done = subprocess.run(
             [*pytest, f"--junitxml={report}", f"--basetemp={places}/tests", *map(str, selection)],

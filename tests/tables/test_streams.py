@@ -257,16 +257,16 @@ def test_a_stream_stays_as_it_was_when_it_was_opened(made: World) -> None:
 def test_columns_of_the_index_and_counts_fetch_no_chunk(made: World) -> None:
     made.write("orders", [chunks_of(100, 2000, count=20)])
     stream = made.tables["orders"]
-    made.fragments_requested()
+    made.fragments_read()
 
     index = stream.to_arrow(columns=["offset", "timestamp", "part", "stream"])
 
     assert index.num_rows == 2000
-    assert made.fragments_requested() == 1  # its tail
+    assert len(made.fragments_read()) == 1  # its tail
     assert (stream.count(), stream.count(150, 1950)) == (2000, 1800)
-    assert made.fragments_requested() == 0
+    assert len(made.fragments_read()) == 0
     assert stream.to_arrow(columns=["value"]).num_rows == 2000
-    assert made.fragments_requested() > 1
+    assert len(made.fragments_read()) > 1
 
 
 def test_a_chunk_of_a_million_empty_records_and_a_large_one_are_read(made: World) -> None:
@@ -339,10 +339,10 @@ def test_a_split_into_nothing_is_misuse(parts: World, size_bytes: int) -> None:
 
 def test_no_batch_is_made_before_it_is_wanted(made: World) -> None:
     made.write("orders", [chunks_of(10, 100_000, count=60)])
-    made.fragments_requested()
+    made.fragments_read()
 
     reader = made.tables["orders"].to_batches()
-    assert made.fragments_requested() == 0
+    assert len(made.fragments_read()) == 0
     first = reader.read_next_batch()
 
     assert first["value"].nbytes < 3_000_000, "the first window is small"

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pyarrow as pa
+from kit.world import BlockingWorld
 from offload_conformance import MemoryLedger
 
-from offload import Blocking, ObjectStoreOffloader, Plugins, StreamPart, StreamWriter
+from offload import StreamPart
 from offload.opening.tables import ArrowTier
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 
 Row = tuple[int, int, int, bytes]
 """The part, offset, timestamp and value of a message."""
 
 
-class World:
-    """A tier in memory. `store` counts and fails requests."""
+@dataclass
+class World(BlockingWorld):
+    """A tier in memory, and its streams as tables."""
 
-    def __init__(self) -> None:
-        self.store = FaultyStore(MemoryStore())
-        self.blocking = Blocking.around(lambda: ObjectStoreOffloader(self.store), plugins=Plugins.find())
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.blocking.run(self.blocking.offloader.open(create=True))
         self.tables = ArrowTier.around(self.blocking)
-
-    def write(self, stream: str, ledgers: Sequence[MemoryLedger]) -> None:
-        """Begin a stream with these ledgers."""
-
-        async def written() -> None:
-            first = ledgers[0].first_offset
-            writer = await StreamWriter.claim(self.blocking.offloader, stream, first_offset=first)
-            await writer.offload(ledgers)
-
-        self.blocking.run(written())
 
     def begin_part(self, number: int, ledgers: Sequence[MemoryLedger], *, of: str = "orders") -> None:
         """Begin a part of a stream with these ledgers."""
@@ -50,12 +40,6 @@ class World:
             for batch in self.blocking.read(stream)
             for offset, body in enumerate(batch.bodies, batch.offset)
         ]
-
-    def fragments_requested(self) -> int:
-        """Return the number of requests for bytes of fragments since the last call."""
-        found = sum(call.operation == "get" and call.key.endswith(".fragment") for call in self.store.calls)
-        self.store.calls.clear()
-        return found
 
 
 def rows_of(found: pa.Table | pa.RecordBatch) -> list[Row]:

@@ -50,7 +50,7 @@ async def requests_of_one(world: CacheWorld) -> int:
     assert await offsets(await world.reader()) == [*range(RECORDS)]
     await world.cache.aclose()
     world.cache = shared
-    return world.requests()
+    return len(world.fragments_read())
 
 
 @pytest.mark.parametrize("kind", ["messages", "windows"])
@@ -71,7 +71,7 @@ def test_readers_that_begin_together_send_the_requests_of_one(kind: str) -> None
             found = await asyncio.gather(*(map(read, readers, starts)))
             assert found == [[*range(start, RECORDS)] for start in starts]
             # Readers that begin elsewhere need other first blocks, and meet behind them.
-            assert world.requests() == (alone if starts[-1] == 0 else 0)
+            assert len(world.fragments_read()) == (alone if starts[-1] == 0 else 0)
 
     run(act)
 
@@ -82,10 +82,10 @@ def test_a_reader_that_follows_another_sends_no_request() -> None:
         first, second = (await world.reader()).messages(0), (await world.reader()).messages(0)
         for _ in range(40):
             checked(await anext(first))
-        world.requests()
+        world.fragments_read()
         for _ in range(15):
             checked(await anext(second))
-        assert world.requests() == 0
+        assert len(world.fragments_read()) == 0
         await first.aclose()
         await second.aclose()
 
@@ -98,10 +98,10 @@ def test_a_reader_fetches_what_lies_before_a_block_of_another_and_meets_it() -> 
         behind = (await world.reader()).windows(CHUNKS_PER_FRAGMENT - 1)
         assert (await anext(behind)).rows["offset"].tolist() == [5]
         await behind.aclose()
-        assert world.requests() == 2, "the tail, and the last step"
+        assert len(world.fragments_read()) == 2, "the tail, and the last step"
 
         assert await offsets(await world.reader()) == [*range(CHUNKS_PER_FRAGMENT)]
-        assert world.requests() == 2, "the other two steps"
+        assert len(world.fragments_read()) == 2, "the other two steps"
 
     run(act)
 
@@ -113,7 +113,7 @@ def test_a_trim_that_passes_a_reader_is_reported_and_the_reader_goes_on_behind_i
         await world.append(RECORDS)
         batches = (await world.reader(in_flight=1)).messages(0)
         assert [checked(await anext(batches)) for _ in range(3)] == [0, 1, 2]
-        await trim(world.others, STREAM, Retention(before_offset=30))
+        await trim(world.others(), STREAM, Retention(before_offset=30))
         for first in range(0, 30, CHUNKS_PER_FRAGMENT):
             del world.objects[world.fragment(first)]
         await world.pass_time(AGE_SECONDS + 1)  # so that the cache has nothing left either
@@ -133,10 +133,10 @@ def test_a_reader_at_the_end_goes_on_when_the_next_fragment_lands() -> None:
         await world.append(2)
         for reader in readers:
             await reader.refresh()
-        world.requests()
+        world.fragments_read()
 
         assert await asyncio.gather(*(offsets(each, 8) for each in readers)) == [[8, 9]] * 3
-        assert world.requests() == 2, "the tail and the chunks of the new fragment"
+        assert len(world.fragments_read()) == 2, "the tail and the chunks of the new fragment"
 
     run(act)
 
@@ -201,13 +201,13 @@ def test_a_reader_that_is_cancelled_leaves_the_request_to_the_others() -> None:
         gate = gated(world)
         first, *others = await waiting(world)
         await turns()
-        assert world.requests() == 1
+        assert len(world.fragments_read()) == 1
         first.cancel()
         await turns()
         gate.set()
 
         assert await asyncio.gather(*others) == [0, 0]
-        assert world.requests() == 1, "the chunks; the tail is not fetched again"
+        assert len(world.fragments_read()) == 1, "the chunks; the tail is not fetched again"
 
     run(act)
 
@@ -260,7 +260,7 @@ def test_thousands_of_readers_that_close_at_once_leave_nothing() -> None:
         committed = (await world.reader()).manifest
         gate = gated(world)
         sources = [
-            StreamReader(world.tier, committed, cache=world.cache).messages(number % RECORDS)
+            StreamReader(world.kept, committed, cache=world.cache).messages(number % RECORDS)
             for number in range(10_000 if CAMPAIGN else 500)
         ]
         calls = [asyncio.create_task(anext(each)) for each in sources]
@@ -275,7 +275,7 @@ def test_thousands_of_readers_that_close_at_once_leave_nothing() -> None:
         await asyncio.gather(*(each.aclose() for each in sources))
         await turns()
 
-        assert world.requests() < 200
+        assert len(world.fragments_read()) < 200
         assert len(asyncio.all_tasks()) <= 2, "this one, and the one that lets old blocks go"
 
     run(act)
@@ -328,12 +328,12 @@ def test_tiers_with_other_rights_share_nothing() -> None:
 
     async def act(world: CacheWorld) -> None:
         await world.append(RECORDS)
-        other = world.opened(world.store)
+        other = world.tier()
         assert await offsets(await world.reader()) == [*range(RECORDS)]
         alone = await requests_of_one(world)
         assert await offsets(await world.reader(catalogue=other)) == [*range(RECORDS)]
 
-        assert world.requests() == alone
+        assert len(world.fragments_read()) == alone
 
     run(act)
 
@@ -343,8 +343,8 @@ def test_a_stream_that_was_begun_again_gets_nothing_of_its_earlier_life() -> Non
         await world.append(6)
         old = await world.reader()
         assert await offsets(old) == [*range(6)]
-        await delete_stream(world.others, STREAM)
-        writer = await StreamWriter.claim(world.others, STREAM)
+        await delete_stream(world.others(), STREAM)
+        writer = await StreamWriter.claim(world.others(), STREAM)
         chunk = build_chunk([b"another life"], offset=0, timestamp_ms=0, epoch=1)
         await writer.offload([MemoryHandle([chunk])])
 
@@ -378,7 +378,7 @@ def test_a_forked_child_begins_with_an_empty_cache() -> None:
         with patch("os.getpid", return_value=-1):
             await world.cache.aclose()
             assert not parents.cancelled(), "the parent's tasks are left alone"
-            world.cache.stream(world.tier, (await world.reader())._view)
+            world.cache.stream(world.kept, (await world.reader())._view)
             assert world.cache.counts.size_bytes == 0
             await offsets(await world.reader())
             await world.cache.aclose()
@@ -400,7 +400,7 @@ def test_what_was_encrypted_leaves_in_time_even_if_it_is_used() -> None:
         tier = ObjectStoreOffloader(world.store, ring=ring)
         for step in range(8):
             assert await offsets(await world.reader(catalogue=tier)) == [*range(6)]
-            assert bool(world.requests()) == (step % 4 == 0), "the requests of one reader in this time"
+            assert bool(world.fragments_read()) == (step % 4 == 0), "the requests of one reader in this time"
             await world.pass_time(AGE_SECONDS / 4)
 
     run(act)

@@ -106,7 +106,7 @@ class SharedReads(RuleBasedStateMachine):
         self.run(self.build(int(steps * (STEP_SIZE_BYTES + 200)), fragments))
 
     async def build(self, size_bytes: int, fragments: int) -> None:
-        self.world = CacheWorld(size_bytes)
+        self.world = CacheWorld(size_bytes=size_bytes)
         self.gate = asyncio.Semaphore(0)
         self.is_open = False
 
@@ -204,14 +204,14 @@ class SharedReads(RuleBasedStateMachine):
         self.run(self.trim_and_sweep(self.first + before % (self.next - self.first + 1), is_swept))
 
     async def trim_and_sweep(self, before: int, is_swept: bool) -> None:
-        await trim(self.world.others, STREAM, Retention(before_offset=before))
-        self.first = (await self.world.others.load_manifest(STREAM)).first_offset
+        await trim(self.world.others(), STREAM, Retention(before_offset=before))
+        self.first = (await self.world.others().load_manifest(STREAM)).first_offset
         self.damaged -= set(range(self.first))
         if is_swept:
             await self.sweep()
 
     async def sweep(self) -> None:
-        manifest = await self.world.others.load_manifest(STREAM)
+        manifest = await self.world.others().load_manifest(STREAM)
         named = {entry_key(STREAM, manifest.entries[row : row + 1]) for row in range(len(manifest.entries))}
         for key in [*self.world.objects]:
             if StreamKeys(STREAM).parse_fragment(key) and key not in named:

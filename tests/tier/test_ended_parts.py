@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 import pytest
-from growing_source import Clock, GrowingStream
+from growing_source import GrowingStream
 from key_world import Service, World, run
+from kit.world import Clock
 from rivals import Act, Process, at_every_moment, nothing
 
 from offload import ObjectStoreOffloader, StreamWriter

@@ -9,6 +9,7 @@ import pytest
 from campaign import CAMPAIGN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.world import TierWorld
 
 from offload import (
     AtEdge,
@@ -16,7 +17,6 @@ from offload import (
     AtTime,
     MemoryHandle,
     NotOffloaded,
-    ObjectStoreOffloader,
     PartOffset,
     Position,
     Retention,
@@ -27,12 +27,10 @@ from offload import (
     delete_stream,
     trim,
 )
-from offload.contracts.events import Event, Skipped
+from offload.contracts.events import Skipped
 from offload.formats.keys import StreamKeys
 from offload.ground.errors import AnchorLost
 from offload.model.part import StreamPart
-from offload.store.faults import FaultyStore
-from offload.store.memory import MemoryStore
 from offload.upkeep.parts import trim_parts
 
 Record = tuple[int, int, bytes]
@@ -67,29 +65,27 @@ class PartModel:
 
 
 @dataclass
-class World:
+class World(TierWorld):
     """A tier with the stream `orders`, and the model of its parts."""
 
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
     parts: list[PartModel] = field(default_factory=list)
     """The parts that were not deleted."""
     begun: int = 0
     sizes: dict[Record, int] = field(default_factory=dict)
     """The size of each chunk, by its first record."""
-    events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tier = ObjectStoreOffloader(self.store)
+        self.kept = self.tier()
 
     async def begin(self, first_offset: int) -> PartModel:
         """Begin the next part, empty."""
         self.begun += 1
         part = StreamPart("orders", self.begun)
         if self.begun > 1:
-            before = await self.tier.log(StreamPart("orders", self.begun - 1).name).load_newest()
+            before = await self.kept.log(StreamPart("orders", self.begun - 1).name).load_newest()
             assert before is not None
-            await self.tier.begin_part(part, before=before)
-        await StreamWriter.claim(self.tier, part.name, first_offset=first_offset)
+            await self.kept.begin_part(part, before=before)
+        await StreamWriter.claim(self.kept, part.name, first_offset=first_offset)
         self.parts.append(PartModel(self.begun, first_offset, first_offset))
         return self.parts[-1]
 
@@ -97,7 +93,7 @@ class World:
         """Append a chunk to a part, as a fragment of its own."""
         bodies = [b"%d/%d" % (part.number, part.next + k) for k in range(count)]
         chunk = build_chunk(bodies, offset=part.next, timestamp_ms=timestamp_ms, epoch=1)
-        writer = await StreamWriter.claim(self.tier, StreamPart("orders", part.number).name)
+        writer = await StreamWriter.claim(self.kept, StreamPart("orders", part.number).name)
         await writer.offload([MemoryHandle([chunk])])
         records = [(part.number, part.next + k, body) for k, body in enumerate(bodies)]
         part.chunks.append((part.next, timestamp_ms, records))
@@ -116,13 +112,13 @@ class World:
             name = StreamPart("orders", part.number).name
             del part.chunks[: each.trimmed]
             part.first = part.chunks[0][0] if part.chunks else part.next
-            await trim(self.tier, name, Retention(before_offset=part.first))
+            await trim(self.kept, name, Retention(before_offset=part.first))
             if each.is_deleted:
-                await delete_stream(self.tier, name)
+                await delete_stream(self.kept, name)
                 self.parts.remove(part)
 
     async def reader(self) -> StreamReader:
-        return await StreamReader.open(self.tier, "orders", emit=self.events.append)
+        return await StreamReader.open(self.kept, "orders", emit=self.events.append)
 
     def place_of(self, position: Position) -> PartOffset | None:
         """Return where this position attaches, by the rules of `joined`. None if it is beyond the end."""
@@ -255,8 +251,8 @@ def test_a_reader_that_is_overtaken_by_the_birth_of_a_part_leaves_no_record_out(
         one = await world.begin(0)
         await world.append(one, 3, 1)
         if is_recorded:
-            before = await world.tier.load_manifest("orders")
-            await world.tier.begin_part(StreamPart("orders", 2), before=before)
+            before = await world.kept.load_manifest("orders")
+            await world.kept.begin_part(StreamPart("orders", 2), before=before)
         reader_begins = len(world.store.calls)
 
         async def rival(operation: str, key: str) -> None:
@@ -299,7 +295,7 @@ def test_a_trim_by_age_and_size_takes_a_prefix_of_all_parts(
 
         age_seconds = None if oldest_ms is None else (1000 - oldest_ms) / 1000
         limits = Retention(age_seconds_max=age_seconds, size_bytes_max=size_bytes)
-        reports = await trim_parts(world.tier, "orders", limits, now_ms=1000)
+        reports = await trim_parts(world.kept, "orders", limits, now_ms=1000)
 
         assert await read(await world.reader(), PartOffset(1, 0)) == [
             record for _, _, records in kept for record in records
@@ -313,9 +309,9 @@ def test_opening_a_stream_without_parts_costs_one_listing_more_than_its_view() -
     async def scenario() -> None:
         world = World()
         await world.append(await world.begin(0), 3, 1)
-        await world.tier.view("orders")
+        await world.kept.view("orders")
         world.store.calls.clear()
-        await world.tier.view("orders")
+        await world.kept.view("orders")
         of_view = [name for name, _ in world.store.calls]
         world.store.calls.clear()
 
@@ -334,15 +330,13 @@ def test_a_reader_refuses_a_stream_whose_part_lost_its_anchor(raw: bytes | None)
         world = World()
         await world.append(await world.begin(0), 3, 1)
         await world.append(await world.begin(5), 3, 1)
-        inner = world.store.inner
-        assert isinstance(inner, MemoryStore)
         key = StreamKeys("orders-part-2").anchor
-        inner.objects.pop(key)
+        world.objects.pop(key)
         if raw is not None:
-            inner.objects[key] = raw
+            world.objects[key] = raw
 
         for stream in ("orders", "orders-part-2"):
             with pytest.raises(AnchorLost, match=r"offload rebuild .* orders-part-2"):
-                await StreamReader.open(ObjectStoreOffloader(inner), stream)
+                await StreamReader.open(world.tier(), stream)
 
     asyncio.run(scenario())

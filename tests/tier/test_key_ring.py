@@ -69,7 +69,7 @@ class TestKeeping:
             for _ in range(3):
                 await append(tier)
                 await read(tier)
-            world.now = KEPT_SECONDS - 1
+            world.clock.now = KEPT_SECONDS - 1
             await read(tier)
 
             assert world.service.calls == ["wrap", "unwrap"]
@@ -102,7 +102,7 @@ class TestKeeping:
         async def scenario(world: World) -> None:
             tier = world.tier(world.ring())
             await append(tier)
-            world.now = KEPT_SECONDS + late
+            world.clock.now = KEPT_SECONDS + late
             await read(tier)
 
             assert world.service.calls == ["wrap", "unwrap", "unwrap"]
@@ -113,7 +113,7 @@ class TestKeeping:
         async def scenario(world: World) -> None:
             tier = world.tier(world.ring())
             await append(tier)
-            for world.now in (100.0, 200.0, 299.0, 301.0):
+            for world.clock.now in (100.0, 200.0, 299.0, 301.0):
                 await read(tier)
 
             assert world.service.calls == ["wrap", "unwrap", "unwrap"]
@@ -144,7 +144,7 @@ class TestKeeping:
             ring = world.ring()
             for name in "abc":
                 await ring.for_writing(world.store, name, LIFE, base_version=1, refuse_if_over=living)
-            world.now = KEPT_SECONDS
+            world.clock.now = KEPT_SECONDS
             await ring.for_writing(world.store, "d", LIFE, base_version=1, refuse_if_over=living)
 
             assert [stream for _, stream, _, _ in ring._kept] == ["d"]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from growing_source import GrowingSource, GrowingStream
 from key_world import World as KeyWorld
+from kit.world import TierWorld
 
-from offload import ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions, build_chunk
+from offload import ObjectStoreOffloader, StreamWriter, TierOptions, build_chunk
 from offload.copy.sync import sync
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
@@ -18,7 +19,6 @@ from offload.ground.errors import Corrupt, Denied, Diverged, NotOffloaded, Offlo
 from offload.log.memory_handle import MemoryHandle
 from offload.model.part import StreamPart
 from offload.native.key_ring import KeyRing
-from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.upkeep.copy.tier import copy
 from offload.upkeep.repair import Compared, Elsewhere, RepairedFragment, of_source, of_tier, repair_stream
@@ -29,27 +29,19 @@ LARGE = 1 << 30
 
 
 @dataclass
-class World:
+class World(TierWorld):
     """A source of 4 ledgers, each of 3 chunks of 10 records, and a tier with a fragment for each chunk."""
 
     factor: int = 1024
     ring: Callable[[], KeyRing | None] = lambda: None
-    store: FaultyStore = field(init=False)
     source: GrowingStream = field(default_factory=GrowingStream)
 
     def __post_init__(self) -> None:
-        anchor = TierAnchor(branching_factor=self.factor).encode()
-        self.store = FaultyStore(MemoryStore(objects={TIER_ANCHOR: anchor}))
+        self.objects[TIER_ANCHOR] = TierAnchor(branching_factor=self.factor).encode()
         for number in range(4):
             if number:
                 self.source.roll()
             self.source.append(3, timestamp_ms=1000 * (number + 1))
-
-    @property
-    def objects(self) -> dict[str, bytes]:
-        """The objects of the tier."""
-        objects: dict[str, bytes] = self.store.inner.objects  # type: ignore[attr-defined]
-        return objects
 
     @property
     def data(self) -> list[str]:
@@ -68,12 +60,6 @@ class World:
         assert len(self.data) == 12
         return self
 
-    def flip(self, key: str, position: int = 500) -> None:
-        """Change a byte of an object."""
-        raw = bytearray(self.objects[key])
-        raw[position] ^= 1
-        self.objects[key] = bytes(raw)
-
     async def repaired(
         self, records: Elsewhere | None = None, *, dry_run: bool = False
     ) -> list[RepairedFragment]:
@@ -87,8 +73,7 @@ class World:
 
     async def bodies(self) -> list[bytes]:
         """Return all messages of the tier."""
-        reader = await StreamReader.open(self.tier(), "orders")
-        return [body async for batch in reader.messages(0) for body in batch.bodies]
+        return [body for _, body in await self.records()]
 
 
 def run(scenario: Callable[[World], Awaitable[None]], **options: object) -> None:

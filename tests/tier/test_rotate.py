@@ -558,7 +558,7 @@ class TestReaders:
 
             assert await read(tier) == 10
             assert len(world.service.calls) == calls
-            world.now = KEPT_SECONDS
+            world.clock.now = KEPT_SECONDS
             assert await read(tier) == 10
             assert world.service.calls[calls:] == ["unwrap"]
 
@@ -573,7 +573,7 @@ class TestReaders:
             await rotated(world)
             del world.service.masters[LABEL]
             await writer.offload([ledger_of(5, first_offset=15)])
-            world.now = KEPT_SECONDS
+            world.clock.now = KEPT_SECONDS
             await writer.offload([ledger_of(5, first_offset=20)])
 
             assert await read(world.tier(world.ring(None))) == 25

@@ -724,7 +724,7 @@ class TestWhatEachSees:
             await shredded(world)
 
             assert sum([len(batch.bodies) async for batch in reader.messages(0)]) == 10
-            world.now = KEPT_SECONDS
+            world.clock.now = KEPT_SECONDS
             with pytest.raises(
                 StreamDeleted, match=r"stream 'orders' of memory://.* was deleted; a sync begins"
             ):

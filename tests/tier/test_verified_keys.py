@@ -402,7 +402,7 @@ class TestKeyServices:
 
             async def end(operation: str, key: str) -> None:
                 if (operation, key) == ("get", last):
-                    world.now = KEPT_SECONDS
+                    world.clock.now = KEPT_SECONDS
                     if loss:
                         world.lose()
                     else:
@@ -533,7 +533,7 @@ async def _work(
     """Do all of the other's work before request number `at` of ours. It takes longer than keys are kept."""
     if len(mine.store.calls) == at:
         await other(theirs)
-        mine.now += KEPT_SECONDS
+        mine.clock.now += KEPT_SECONDS
 
 
 def _sharing(world: World) -> World:

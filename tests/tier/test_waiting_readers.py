@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 from campaign import CAMPAIGN
+from kit.world import Clock, TierWorld
 from offload_conformance import ledger_of
 
 from offload import (
@@ -29,28 +30,23 @@ from offload.model.position import PartOffset
 from offload.read import watch as watch_module
 from offload.read.reader import Messages
 from offload.read.watch import StreamWatch
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
+from offload.store.faults import Fault, Rule
 
 STREAM = "orders"
 READERS = 1_000 if CAMPAIGN else 60
 
 
-class World:
+class World(TierWorld):
     """A tier with a stream of ten records, a process that writes and one whose readers wait."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.store = FaultyStore(MemoryStore(objects=self.objects))
-        self.events: list[Event] = []
-        self.others = ObjectStoreOffloader(MemoryStore(objects=self.objects))
+        super().__init__(clock=Clock(0.0))
         self.ours = ObjectStoreOffloader(self.store, emit=self.tell)
         self.followed: list[AsyncGenerator[Messages, None]] = []
-        self.now = 0.0
         self.slept: list[float] = []
         self.looks = asyncio.Semaphore(0)
         """One for each look that may follow another: time passes only in tests that release it."""
-        self.watch = StreamWatch(self.ours, env=Env(sleep=self.sleep, monotonic=lambda: self.now))
+        self.watch = StreamWatch(self.ours, env=Env(sleep=self.sleep, monotonic=lambda: self.clock.now))
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -61,7 +57,7 @@ class World:
         await self.looks.acquire()
 
     async def append(self, records: int = 5) -> None:
-        writer = await StreamWriter.claim(self.others, STREAM)
+        writer = await StreamWriter.claim(self.others(), STREAM)
         await writer.offload([ledger_of(records, first_offset=writer.manifest.next_offset)])
 
     async def reader(self) -> StreamReader:
@@ -74,12 +70,10 @@ class World:
 
     def listings(self) -> int:
         """Return how many listings there were since the last call."""
-        calls = [call.operation for call in self.store.calls]
-        self.store.calls.clear()
-        return calls.count("list")
+        return self.requests()["list"]
 
     def skips(self) -> list[tuple[int, int]]:
-        return [(event.from_offset, event.to_offset) for event in self.events if isinstance(event, Skipped)]
+        return [(event.from_offset, event.to_offset) for event in self.of(Skipped)]
 
 
 def run(act: Callable[[World], Awaitable[None]]) -> None:
@@ -166,7 +160,7 @@ def test_offsets_that_are_trimmed_while_a_reader_waits_are_reported() -> None:
             await until(lambda: bool(world.slept))
             for _ in range(2):
                 await world.append()
-            await trim(world.others, STREAM, Retention(before_offset=15))
+            await trim(world.others(), STREAM, Retention(before_offset=15))
             world.looks.release()
             assert (await waiting).offset == 15
         assert world.skips() == [(10, 15)]
@@ -182,8 +176,8 @@ def test_a_part_that_begins_is_read_behind_the_one_before() -> None:
             await until(lambda: bool(world.slept))
             await world.append(1)
             part = StreamPart(STREAM, 2)
-            await world.others.begin_part(part, before=await world.others.load_manifest(STREAM))
-            writer = await StreamWriter.claim(world.others, part.name, first_offset=20)
+            await world.others().begin_part(part, before=await world.others().load_manifest(STREAM))
+            writer = await StreamWriter.claim(world.others(), part.name, first_offset=20)
             await writer.offload([ledger_of(5, first_offset=20)])
             world.looks.release()
             first, second = await waiting, await anext(batches)
@@ -198,7 +192,7 @@ def test_a_deletion_ends_every_reader_that_waits() -> None:
     async def act(world: World) -> None:
         waiting = [asyncio.ensure_future(anext(world.at_the_end(await world.reader()))) for _ in "abc"]
         await until(lambda: bool(world.slept))
-        await delete_stream(world.others, STREAM)
+        await delete_stream(world.others(), STREAM)
         world.looks.release()
         for each in waiting:
             with pytest.raises(StreamDeleted):
@@ -243,10 +237,10 @@ def test_a_refreshed_reader_knows_the_newest_state() -> None:
         await world.append()
         assert await reader.refresh()
         assert reader.manifest.next_offset == 15
-        await delete_stream(world.others, STREAM)
+        await delete_stream(world.others(), STREAM)
         with pytest.raises(StreamDeleted):
             await reader.refresh()
-        writer = await StreamWriter.claim(world.others, STREAM)
+        writer = await StreamWriter.claim(world.others(), STREAM)
         await writer.offload([ledger_of(20)])
         with pytest.raises(StreamDeleted, match="while it was read"):
             await reader.refresh()
@@ -290,9 +284,9 @@ class TestStaleness:
         async def act(world: World) -> None:
             await self.opened(world, 0.0)
             await world.append()
-            world.now = 4.9
+            world.clock.now = 4.9
             assert await self.opened(world, 5.0) == (10, 0)
-            world.now = 5.0
+            world.clock.now = 5.0
             end, requests = await self.opened(world, 5.0)
             assert (end, requests > 0) == (15, True)
 
@@ -304,7 +298,7 @@ class TestStaleness:
 
             async def slow(stream: str) -> StreamView:
                 view = await views(stream)
-                world.now += 3.0
+                world.clock.now += 3.0
                 return view
 
             monkeypatch.setattr(world.ours, "view", slow)
@@ -363,7 +357,7 @@ class TestStaleness:
 
         async def act(world: World) -> None:
             for stream in ("a", "b"):
-                writer = await StreamWriter.claim(world.others, stream)
+                writer = await StreamWriter.claim(world.others(), stream)
                 await writer.offload([ledger_of(1)])
             for stream in (STREAM, "a", STREAM, "b"):
                 await StreamReader.open(world.ours, stream, watch=world.watch)

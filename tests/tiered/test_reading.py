@@ -17,7 +17,6 @@ from offload import (
     Corrupt,
     Diverged,
     NotOffloaded,
-    ObjectStoreOffloader,
     ReadPriority,
     Retention,
     Snapshot,
@@ -33,7 +32,6 @@ from offload.model.manifest import Manifest
 from offload.model.position import PartOffset, Position
 from offload.read.reader import Messages
 from offload.store.faults import Fault, Rule
-from offload.store.memory import MemoryStore
 from offload.two_sides.choice import ReadSide
 from offload.two_sides.local_side import TRIES, Believed
 
@@ -352,7 +350,7 @@ class TestHandOvers:
     def test_readers_that_are_closed_at_once_leave_nothing(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, segments=4, on_tier=3)
-            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, env=world.env())
             readers = [reader.follow(PartOffset(1, number % 40)) for number in range(50)]
             waiting = [asyncio.ensure_future(anext(each)) for each in readers]
             await asyncio.sleep(0.01)
@@ -475,7 +473,7 @@ class TestOutages:
             await filled(world)
             await world.open()
             await world.read(1000)
-            await delete_stream(ObjectStoreOffloader(MemoryStore(objects=world.objects)), STREAM)
+            await delete_stream(world.others(), STREAM)
             await world.read(1)
             assert isinstance(world.error, StreamDeleted)
 
@@ -591,7 +589,7 @@ class TestHistories:
         """What a new leader wrote in the place of records that had been held back long enough waits again."""
 
         async def scenario(world: World) -> None:
-            believed = Believed(world.disk, HOLD_BACK, world.env)
+            believed = Believed(world.disk, HOLD_BACK, world.env())
 
             async def end() -> int:
                 return await believed.end(await world.disk.snapshot())
@@ -767,7 +765,7 @@ class TestParts:
             await self.fork(world)
             world.disk.append(5)
             await self.sync(world)
-            others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+            others = world.others()
             await trim(others, f"{STREAM}-part-2", Retention(before_offset=35))
             await self.sync(world)
             read, events = await self.read(world, priority)
@@ -783,14 +781,14 @@ class TestParts:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
             await self.fork(world)
-            others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+            others = world.others()
             await trim(others, f"{STREAM}-part-2", Retention(before_offset=30))
             world.disk.roll()
             world.disk.append(5)
             for _ in range(4):
                 world.disk.retain()
             assert world.disk.first_offset == 30
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
 
             assert await reader.place_of(AtEdge.LAST) == PartOffset(2, 30)
 
@@ -799,7 +797,7 @@ class TestParts:
     def test_a_source_is_compared_with_a_later_part_of_the_same_end_by_its_own_last_chunk(self) -> None:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
-            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, env=world.env())
             assert await reader.place_of(AtEdge.NEXT) == PartOffset(1, 30)
             await self.fork(world)
             await reader.refresh()
@@ -812,7 +810,7 @@ class TestParts:
         """Read all parts. Return the part and the offset of each message, and the events."""
         events = list[Event]()
         reader = await TieredReader.open(
-            world.disk, world.tier, priority=priority, env=world.env, emit=events.append
+            world.disk, world.kept, priority=priority, env=world.env(), emit=events.append
         )
         found = [
             (batch.part, batch.offset + k)
@@ -829,7 +827,7 @@ class TestParts:
 
     @staticmethod
     async def sync(world: World) -> None:
-        others = ObjectStoreOffloader(MemoryStore(objects=world.objects))
+        others = world.others()
         [report] = [each async for each in sync(OneStream(world.disk), others, new_part=True)]
         assert report.error is None
 
@@ -858,7 +856,7 @@ class TestPlaces:
             world.disk.cut(25)
             world.disk.append(5)  # of epoch 2, which is its time as well
             world.disk.retain()
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
             assert await reader.place_of(position) == PartOffset(1, expected)
 
         run(scenario)
@@ -880,7 +878,7 @@ class TestPlaces:
                 return found
 
             world.disk.snapshot = with_a_lost_file  # type: ignore[method-assign]  # for this test
-            reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, env=world.env())
 
             assert await reader.place_of(AtTime(0)) == PartOffset(1, 0)
             assert len(taken) == 2
@@ -894,7 +892,7 @@ class TestPlaces:
         async def scenario(world: World) -> None:
             await filled(world, on_tier=3)
             world.disk.cut(25)
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
             assert await reader.place_of(AtEdge.NEXT) == PartOffset(1, 30)
 
         run(scenario, priority)
@@ -909,7 +907,7 @@ class TestPlaces:
             await filled(world, segments=4, on_tier=3)
             world.disk.retain()
             await world.trim(20)
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
             for position in (AtEdge.FIRST, AtOffset(3), AtTime(0)):
                 assert await reader.offset_of(position) == first
             if priority is not TIER_ONLY:
@@ -929,7 +927,7 @@ class TestPlaces:
             for _ in range(2):
                 world.disk.retain()
             await world.trim(10)
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
             assert (world.disk.first_offset, world.disk.next_offset) == (20, 35)
             assert await reader.offset_of(AtOffset(3)) == 10
             assert await reader.offset_of(AtEdge.LAST) == 30
@@ -940,7 +938,7 @@ class TestPlaces:
     def test_an_offset_beyond_both_ends_is_refused(self, priority: ReadPriority) -> None:
         async def scenario(world: World) -> None:
             await filled(world)
-            reader = await TieredReader.open(world.disk, world.tier, priority=priority, env=world.env)
+            reader = await TieredReader.open(world.disk, world.kept, priority=priority, env=world.env())
             with pytest.raises(NotOffloaded, match="31 is beyond"):
                 await anext(reader.messages(31))
 
@@ -973,7 +971,7 @@ class TestPlaces:
 def test_messages_have_the_shape_that_a_reader_of_a_tier_gives_them() -> None:
     async def scenario(world: World) -> None:
         await filled(world)
-        reader = await TieredReader.open(world.disk, world.tier, env=world.env)
+        reader = await TieredReader.open(world.disk, world.kept, env=world.env())
         batches = reader.messages(3)
         expected = Messages(3, 1, [b"3 in 1", b"4 in 1"], 1)
         assert await anext(batches) == expected

@@ -1,19 +1,19 @@
-"""Mutants: the rules of the commit protocol, each with a way to remove it.
+"""Mutants of the commit protocol: without its rule, the replay of a counterexample shows the predicted harm.
 
-A test that never failed proves little. So every rule is removed by monkeypatching, alone, and the
-replay of its counterexample must then fail, with the harm that the protocol's text predicts.
+Some of them change the sweep of the tests, `protocol_sweep`. `tier` has their counterparts in the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pytest
 from protocol_sweep import Sweep
 
+from mutants.mutant import Mutant, set_to
 from offload.commit import applying as changes
 from offload.commit import guest as guest_module
 from offload.commit import job as job_module
@@ -46,15 +46,6 @@ from offload.store.wrap import StoreDecorator
 from offload.upkeep import retention
 from offload.write import job as guest
 from offload.write.writer import StreamWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A removed rule. `clause` is the section of the rule in the protocol's text."""
-
-    clause: str
-    rule: str
-    take_out: Callable[[pytest.MonkeyPatch], None]
 
 
 async def _load_unconfirmed(self: RootLog, *, known: int = 0) -> Manifest | None:
@@ -412,42 +403,42 @@ _NAMED, _CONTRIBUTED = changes.verdict_on_entries, Contribute.verdict
 _GO_ON = StreamWindows._go_on
 
 
-def set_to(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    def take_out(patch: pytest.MonkeyPatch) -> None:
-        for owner, name, value in changes_:
-            patch.setattr(owner, name, value)
-
-    return take_out
-
-
-MUTANTS: Final[dict[str, Mutant]] = {
+PROTOCOL: Final[dict[str, Mutant]] = {
     "unconfirmed load": Mutant(
-        "2.0", "a load is confirmed by a second listing", set_to((RootLog, "load_newest", _load_unconfirmed))
+        "2.0",
+        "a load is confirmed by a second listing",
+        set_to((RootLog, "load_newest", _load_unconfirmed)),
+        needs="a process that sleeps between a listing and a read, and a zombie at that name",
     ),
     "probing": Mutant(
-        "2.0", "the newest root is found by listing", set_to((RootLog, "load_newest", _load_probing))
+        "2.0", "the newest root is found by listing", set_to((RootLog, "load_newest", _load_probing)), seed=8
     ),
     "success is accepted": Mutant(
-        "2.1.4", "a success reply alone is never success", set_to((RootLog, "_look", _trust_success))
+        "2.1.4", "a success reply alone is never success", set_to((RootLog, "_look", _trust_success)), seed=33
     ),
     "own id is accepted": Mutant(
         "2.1.4",
         "the writer's own id under the number is not a proof",
         set_to((RootLog, "_look", _trust_own_id)),
+        seed=2260,
     ),
     "own id unconfirmed": Mutant(
         "2.1.3",
         "the root that was read is the one that was listed",
         set_to((RootLog, "_is_ours", _own_id_unconfirmed)),
+        needs="a create that lands late, as a zombie, between a listing and a read",
     ),
     "exists is loss": Mutant(
-        "2.1.5", "`exists` is never loss without looking", set_to((RootLog, "_look", _exists_is_loss))
+        "2.1.5", "`exists` is never loss without looking", set_to((RootLog, "_look", _exists_is_loss)), seed=9
     ),
     "lost roots are created again": Mutant(
-        "2.1.3", "nothing is created if roots were lost", set_to((RootLog, "_look", _lost_is_not_landed))
+        "2.1.3",
+        "nothing is created if roots were lost",
+        set_to((RootLog, "_look", _lost_is_not_landed)),
+        needs="roots that are lost while a create is lost on its way",
     ),
     "doubt is not decided by content": Mutant(
-        "2.1.3", "a change that is in is finished", set_to((Append, "verdict", _never_in))
+        "2.1.3", "a change that is in is finished", set_to((Append, "verdict", _never_in)), seed=662
     ),
     "fence by epoch only": Mutant(
         "2.2",
@@ -455,20 +446,25 @@ MUTANTS: Final[dict[str, Mutant]] = {
         set_to(
             (Claim, "apply", _claim_by_broker_epoch), (writer_module.OfWriter, "_owned", _owned_by_anyone)
         ),
+        seed=0,
     ),
     "source epoch may fall": Mutant(
-        "2.2", "a lower source epoch is fenced", set_to((Claim, "apply", _claim_any_source_epoch))
+        "2.2", "a lower source epoch is fenced", set_to((Claim, "apply", _claim_any_source_epoch)), seed=0
     ),
     "upload first": Mutant(
         "2.3",
         "uploads begin after the prepare is accepted",
         set_to((StreamWriter, "offload", _offload_upload_first)),
+        seed=0,
     ),
     "same key for another cut": Mutant(
-        "2.4", "a new cut is a new attempt", set_to((StreamWriter, "prepare", _prepare_same_key))
+        "2.4", "a new cut is a new attempt", set_to((StreamWriter, "prepare", _prepare_same_key)), seed=0
     ),
     "append without running": Mutant(
-        "2.5", "only running attempts are appended", set_to((Append, "apply", _append_without_running))
+        "2.5",
+        "only running attempts are appended",
+        set_to((Append, "apply", _append_without_running)),
+        seed=305,
     ),
     "adopt any": Mutant(
         "2.6",
@@ -477,17 +473,22 @@ MUTANTS: Final[dict[str, Mutant]] = {
             (object_store_offloader, "find_leftovers", _adopt_any),
             (Resolve, "apply", _resolve_without_running),
         ),
+        seed=12,
     ),
     "adopt unchecked": Mutant(
-        "2.6", "only sound fragments are adopted", set_to((adoption, "complete", _adopt_unchecked))
+        "2.6", "only sound fragments are adopted", set_to((adoption, "complete", _adopt_unchecked)), seed=28
     ),
     "fenced deletes": Mutant(
-        "2.7", "a fenced writer deletes nothing", set_to((StreamWriter, "offload", _offload_fenced_deletes))
+        "2.7",
+        "a fenced writer deletes nothing",
+        set_to((StreamWriter, "offload", _offload_fenced_deletes)),
+        seed=79,
     ),
     "delete without a commit": Mutant(
         "2.7",
         "deleting commits first, and judges",
         set_to((ObjectStoreOffloader, "delete_offloaded", _delete_at_once)),
+        seed=10,
     ),
     "purge": Mutant(
         "2.7", "the newest root, tombstone included, is never deleted", set_to((Sweep, "goes", _purge))
@@ -507,51 +508,61 @@ MUTANTS: Final[dict[str, Mutant]] = {
         set_to((Sweep, "condemns_group", _sweep_undecided_groups)),
     ),
     "groups after the root": Mutant(
-        "2.1", "a group is stored before the root that names it is created", _groups_after_the_root
+        "2.1", "a group is stored before the root that names it is created", _groups_after_the_root, seed=0
     ),
     "groups made once": Mutant(
-        "2.8", "a writer that loses a number makes its groups again for the next", _groups_made_once
+        "2.8", "a writer that loses a number makes its groups again for the next", _groups_made_once, seed=26
     ),
     "wrong total of a group": Mutant(
         "2.1",
         "the entry of a group agrees with the group",
         set_to((Group, "entry", _entry_of_another_total), (Manifest, "_check_totals", check_no_totals)),
+        seed=0,
     ),
     "wrong time of a group": Mutant(
         "2.1",
         "the entry of a group has the group's first time",
         set_to((Group, "entry", _entry_of_the_last_time)),
+        seed=0,
     ),
     "trim from anywhere": Mutant(
         "2.10",
         "a trim is valid only for the beginning that it was counted on",
         set_to((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", check_no_totals)),
+        seed=208,
     ),
     "job: append without running": Mutant(
         "2.10",
         "a job appends only running attempts",
         set_to((Contribute, "apply", _contribute_without_running)),
+        seed=27,
     ),
     "job: append what runs for another": Mutant(
         "2.10",
         "a job appends only its own running attempts",
         set_to((Contribute, "apply", _contribute_what_runs_for_anyone)),
+        seed=27,
     ),
     "job: any incarnation": Mutant(
         "2.10",
         "a job belongs to the incarnation that it began on",
         set_to((job_module.OfJob, "begun_on", _begun_on_any)),
+        needs="a deletion and a rebirth after a job began and before it announces",
     ),
     "job: doubt is not decided by content": Mutant(
-        "2.1.3", "a job's append that is in is finished", set_to((Contribute, "verdict", _never_in))
+        "2.1.3",
+        "a job's append that is in is finished",
+        set_to((Contribute, "verdict", _never_in)),
+        needs="a job's append whose reply is lost, and a later commit",
     ),
     "job: what was trimmed was in": Mutant(
         "2.1.3",
         "a job gets no result for an append that nothing shows",
         set_to((Contribute, "verdict", _in_where_trimmed)),
+        needs="an abort, a rival's append and a trim, during one append of a job",
     ),
     "job: dropped with older writers": Mutant(
-        "2.10", "claims keep the attempts of jobs", set_to((Resolve, "settles", _settles_jobs_too))
+        "2.10", "claims keep the attempts of jobs", set_to((Resolve, "settles", _settles_jobs_too)), seed=18
     ),
     "job: adopted": Mutant(
         "2.10",
@@ -560,6 +571,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
             (object_store_offloader, "find_leftovers", _adopt_of_jobs_too),
             (Resolve, "apply", _resolve_without_running),
         ),
+        seed=100,
     ),
     "replace: whatever is named": Mutant(
         "2.11",
@@ -567,50 +579,64 @@ MUTANTS: Final[dict[str, Mutant]] = {
         set_to(
             (Replace, "replaced", _replace_whatever_is_named), (Manifest, "_check_totals", check_no_totals)
         ),
+        seed=298,
     ),
     "replace: without running": Mutant(
-        "2.11", "only running copies replace anything", set_to((Replace, "apply", _replace_without_running))
+        "2.11",
+        "only running copies replace anything",
+        set_to((Replace, "apply", _replace_without_running)),
+        seed=431,
     ),
     "replace: what was trimmed": Mutant(
         "2.11",
         "fragments that begin below the stream are not replaced",
         set_to((Replace, "apply", _replace_what_was_trimmed)),
+        seed=84,
     ),
     "replace: the newest": Mutant(
-        "2.11", "the newest fragment is not replaced", set_to((Replace, "apply", _replace_the_newest))
+        "2.11",
+        "the newest fragment is not replaced",
+        set_to((Replace, "apply", _replace_the_newest)),
+        seed=14,
     ),
     "replace: a copy does not say so": Mutant(
-        "2.11", "the entry of a copy is marked", set_to((Replace, "replaced", _replaced_unsaid))
+        "2.11", "the entry of a copy is marked", set_to((Replace, "replaced", _replaced_unsaid)), seed=30
     ),
     "replace: copies are appended": Mutant(
         "2.11",
         "an attempt that was announced as a copy is not appended",
         set_to((job_module.OfJob, "own", _own_of_any_kind)),
+        needs="a copy for the stream's end, which no offloader makes",
     ),
     "replace: what is replaced never was": Mutant(
         "2.11",
         "if a copy is in its place, no append is reported as not in",
         set_to(*((owner, "verdict_on_entries", _no_copy_counts) for owner in (writer_module, job_module))),
+        needs="an append whose reply is lost, one behind it, and a copy of it",
     ),
     "replace: what is replaced was in": Mutant(
         "2.11",
         "if a copy is in its place, no append is reported as in",
         set_to(*((owner, "verdict_on_entries", _any_copy_counts) for owner in (writer_module, job_module))),
+        needs="a dropped attempt, a rival's append, and a copy of it",
     ),
     "replace: copies of anybody's": Mutant(
         "2.11",
         "a copy keeps the token of its originals",
         set_to((replacing, "token_of", _no_token), (guest, "token_of", _no_token)),
+        needs="jobs that name batches, which these do not",
     ),
     "reader: copies are read anew": Mutant(
         "2.11",
         "a reader continues at its offset in the copies",
         set_to((StreamWindows, "_go_on", _copies_are_read_anew)),
+        needs="a replacement and a sweep during a read of the same range",
     ),
     "reader: copies are left out": Mutant(
         "2.11",
         "a reader continues at its offset in the copies",
         set_to((StreamWindows, "_go_on", _copies_are_left_out)),
+        needs="a replacement and a sweep during a read of the same range",
     ),
     "trim: counted before a replacement": Mutant(
         "2.11",
@@ -620,5 +646,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
             (retention, "entries_before", _trim_whatever_is_named),
             (Manifest, "_check_totals", check_no_totals),
         ),
+        seed=269,
     ),
 }

@@ -1,8 +1,6 @@
-"""Bugs planted into the code under test, one at a time, for the simulation to find.
+"""Mutants of a tier beside those of the protocol, which histories find.
 
-Each of `protocol_mutants.MUTANTS` removes a rule of the commit protocol. Some of them change the sweep of the
-tests. They have counterparts here, which change the sweep of the product. The other bugs here are faults that
-users of such systems suffered from, and steps in a wrong order.
+They are faults that users of such systems suffered from, steps in a wrong order, and rules of the sweep.
 """
 
 from __future__ import annotations
@@ -14,12 +12,15 @@ from uuid import UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
-from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
+from simulation import people
+from simulation.store import Life
 
 import offload.upkeep.rebuild.stream as rebuild_run
 import offload.upkeep.rotate as rotate_run
 import offload.upkeep.shred as shred_run
 import offload.upkeep.verify.stream as verify_run
+from mutants.mutant import Mutant, set_to
+from mutants.protocol import check_no_totals
 from offload.commit import log as commit
 from offload.commit.applying import append_entries
 from offload.commit.groups import GroupCache
@@ -45,8 +46,6 @@ from offload.upkeep.sweep.notes import SeenCondemned, Times
 from offload.upkeep.sweep.page import SweepPage, Why
 from offload.write.job import Job
 from offload.write.writer import StreamWriter, always
-from simulation import people
-from simulation.store import Life
 
 _JUDGE_PAGES, _LOAD, _JUDGE = run_module._StreamSweep._judge_pages, SweepPage.load, SweepPage.judge
 _WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
@@ -305,16 +304,18 @@ async def _master_key_stays(key: Any, label: str, service: Any, *, own: bool) ->
     return await _ENDED(key, label, service, own=False)
 
 
-BUGS: Final[dict[str, Mutant]] = {
+TIER: Final[dict[str, Mutant]] = {
     "birth: beside data": Mutant(
         "2.0",
         "no stream begins beside the data of another",
         set_to((commit, "first_object", _data_is_no_stream)),
+        seed=254,
     ),
     "sweep: nothing proves a loss": Mutant(
         "2.8",
         "a sweep keeps the objects that prove a loss of roots",
         set_to((run_module, "_refuse_if_roots_are_lost", _nothing_proves_a_loss)),
+        seed=730,
     ),
     "verify: nothing proves a loss": Mutant(
         "2.9",
@@ -323,26 +324,28 @@ BUGS: Final[dict[str, Mutant]] = {
             (verify_run, "loss_shown_by_base", _proves_nothing),
             (verify_run, "loss_shown_by_group", _proves_nothing),
         ),
+        seed=236,
     ),
     "resolve: agree always": Mutant(
         "2.6",
         "data that the source has cut is not adopted",
         set_to((StreamWriter, "_resolve", _agree_always)),
+        seed=40,
     ),
     "rebuild: the source epoch is forgotten": Mutant(
         "2.9",
         "a rebuild keeps the source epoch",
         set_to((rebuild_run._Rebuild, "_source_epoch", _source_epoch_is_forgotten)),
+        seed=355,
     ),
     "listing: what vanished is left out": Mutant(
         "2.0",
         "a listing never ends below the newest root of its beginning",
         set_to((Life, "shown", _what_vanished_is_left_out)),
+        seed=19610,
     ),
     "rebirth: an incarnation of the claim alone": Mutant(
-        "2.7",
-        "an incarnation lives only once",
-        set_to((Claim, "apply", _born_of_the_claim_alone)),
+        "2.7", "an incarnation lives only once", set_to((Claim, "apply", _born_of_the_claim_alone)), seed=19
     ),
     "sweep: root first": Mutant(
         "2.8",
@@ -350,232 +353,168 @@ BUGS: Final[dict[str, Mutant]] = {
         set_to(
             (run_module._StreamSweep, "_judge_pages", _load_then_list), (SweepPage, "load", _loaded_already)
         ),
+        seed=430,
     ),
     "sweep: what is unnamed": Mutant(
         "2.8",
         "the sweep spares running attempts",
         set_to((sweep_page, "_why_fragment", _no_attempt_is_spared)),
+        seed=10,
     ),
     "sweep: undecided groups": Mutant(
         "2.8",
         "the sweep spares a group whose number is not decided",
         set_to((sweep_page, "_why_group", _no_group_is_undecided)),
+        seed=952,
     ),
     "sweep: tombstones": Mutant(
-        "2.7", "a tombstone is never deleted", set_to((sweep_page, "_judge_root", _tombstones_go))
+        "2.7", "a tombstone is never deleted", set_to((sweep_page, "_judge_root", _tombstones_go)), seed=2
     ),
     "sweep: no grace": Mutant(
         "2.8",
         "objects that a reader has seen stay for the grace",
         set_to((SeenCondemned, "since", _seen_for_ever)),
+        needs="a trim and two sweeps during a read, and clocks that never jump",
     ),
     "sweep: groups trimmed in part": Mutant(
         "3",
         "a group with a live fragment is named",
         set_to((sweep_page, "_groups_in", _groups_trimmed_in_part), (sweep_page, "_mark", _mark_any)),
+        seed=72,
     ),
     "sweep: what cannot be read names nothing": Mutant(
         "2.8",
         "a failed read does not mean that an object is absent",
         set_to((SweepPage, "judge", _unreadable_is_unnamed)),
+        seed=917,
     ),
     "a failed fetch of a group is nothing there": Mutant(
         "2.8",
         "a failed read does not mean that an object is absent",
         set_to((GroupCache, "load", _nothing_there)),
+        seed=101,
     ),
     "trim: totals stay": Mutant(
         "2.10",
         "a trim subtracts the totals of the fragments that it removes",
         set_to((Trim, "apply", _totals_stay), (Manifest, "_check_totals", check_no_totals)),
+        seed=13,
     ),
     "trim: backwards": Mutant(
         "2.10",
         "the first offset never falls",
         set_to((Trim, "apply", _first_offset_may_fall), (Manifest, "_check_totals", check_no_totals)),
+        seed=208,
     ),
     "trim: delete before the commit": Mutant(
         "2.10",
         "commit first, delete later",
         set_to((ObjectStoreOffloader, "commit_manifest", _delete_before_the_commit)),
+        seed=9,
     ),
     "delete: the prefix goes": Mutant(
         "2.7",
         "a stream is deleted by the sweep's rules, never by its prefix",
         set_to((ObjectStoreOffloader, "commit_manifest", _prefix_goes_with_the_stream)),
+        seed=7,
     ),
     "delete: the writer stays": Mutant(
-        "2.7", "a tombstone fences every writer", set_to((Delete, "apply", _tombstone_keeps_its_writer))
+        "2.7",
+        "a tombstone fences every writer",
+        set_to((Delete, "apply", _tombstone_keeps_its_writer)),
+        seed=7,
     ),
     "rebirth: the old incarnation": Mutant(
-        "2.7", "each rebirth has a new incarnation", set_to((Claim, "apply", _born_of_the_dead))
+        "2.7", "each rebirth has a new incarnation", set_to((Claim, "apply", _born_of_the_dead)), seed=2
     ),
     "rebirth: epochs begin again": Mutant(
-        "2.7", "epochs continue after a rebirth", set_to((Claim, "apply", _rebirth_restarts))
+        "2.7", "epochs continue after a rebirth", set_to((Claim, "apply", _rebirth_restarts)), seed=2
     ),
     "lookup: the first child of a group": Mutant(
         "-",
         "a lookup goes to the child that holds the target",
         set_to((EntryTree, "walk", _walk_from_the_first_child)),
+        seed=27,
     ),
     "lookup: by first times": Mutant(
         "-",
         "a lookup finds a time between two fragments in the earlier one",
         set_to((EntryTree, "first_since", _last_of_a_group_by_time)),
+        seed=9,
     ),
     "reader: skips silently": Mutant(
-        "2.8", "a reader reports the offsets that it skips", set_to((StreamWindows, "_go_on", _skip_silently))
+        "2.8",
+        "a reader reports the offsets that it skips",
+        set_to((StreamWindows, "_go_on", _skip_silently)),
+        seed=2920,
     ),
     "reader: gone is the end": Mutant(
         "2.8",
         "a reader loads the newest root if an object is gone",
         set_to((StreamWindows, "_go_on", _gone_is_the_end)),
+        seed=686,
     ),
     "replace: sources go before the commit": Mutant(
         "2.11",
         "a sweep deletes replaced fragments after the commit",
         set_to((Job, "replace", _sources_go_before_the_commit)),
+        seed=30,
     ),
     "replace: groups of this number": Mutant(
         "2.11",
         "a replacement makes its groups for the next number",
         set_to((commit, "edited", _edited_for_this_number)),
+        seed=30,
     ),
     "writer: a failed upload is skipped": Mutant(
         "2.5",
         "the entries of a stream have no gap",
         set_to((StreamWriter, "_upload", _failed_upload_is_skipped), (Append, "apply", _append_anywhere)),
+        seed=20,
     ),
     "resolve: attempts stay": Mutant(
-        "2.6", "a resolution condemns older attempts", set_to((Resolve, "apply", _resolve_keeps_attempts))
+        "2.6",
+        "a resolution condemns older attempts",
+        set_to((Resolve, "apply", _resolve_keeps_attempts)),
+        seed=3,
     ),
     "commit: no listing": Mutant(
-        "2.1.3", "every create is followed by a listing", set_to((RootLog, "_look", _look_at_nothing))
+        "2.1.3", "every create is followed by a listing", set_to((RootLog, "_look", _look_at_nothing)), seed=1
     ),
     "keys: in the clear if the service fails": Mutant(
         "-",
         "an encrypted stream is never continued in the clear",
         set_to((StreamEncryption, "key_for_writing", _clear_if_the_service_fails)),
+        seed=516,
     ),
     "keys: one data key for an attempt": Mutant(
         "-",
         "a data key encrypts one fragment",
         set_to((KeyRing, "data_key", _one_data_key_for_an_attempt)),
+        seed=12,
     ),
     "keys: the first listing decides": Mutant(
         "-",
         "a key that was rotated after a listing is not lost",
         set_to((key_ring, "open_key", _first_listing_decides)),
+        seed=2137,
     ),
     "adoption: denied is not whole": Mutant(
         "2.6",
         "a missing key does not mean that a fragment is not whole",
         set_to((adoption, "complete", _denied_is_not_whole)),
+        seed=40,
     ),
     "rotate: the older generation goes first": Mutant(
         "-",
         "a generation is deleted after the next one is stored",
         set_to((rotate_run._Rotation, "_replace", _older_generations_first)),
+        seed=127,
     ),
     "shred: the master key stays": Mutant(
         "-",
         "a shred destroys a stream's own master key",
         set_to((shred_run, "_ended", _master_key_stays)),
+        seed=760,
     ),
 }
-
-TESTS_OWN_SWEEP: Final = frozenset(
-    {"purge", "root first", "sweep what is unnamed", "sweep by epoch", "sweep undecided groups"}
-)
-PLANTED: Final = {
-    **{name: MUTANTS[name] for name in MUTANTS if name not in TESTS_OWN_SWEEP},
-    **BUGS,
-}
-
-BY_REPLAY: Final[dict[str, str]] = {
-    "unconfirmed load": "a process that sleeps between a listing and a read, and a zombie at that name",
-    "own id unconfirmed": "a create that lands late, as a zombie, between a listing and a read",
-    "lost roots are created again": "roots that are lost while a create is lost on its way",
-    "job: any incarnation": "a deletion and a rebirth after a job began and before it announces",
-    "job: doubt is not decided by content": "a job's append whose reply is lost, and a later commit",
-    "job: what was trimmed was in": "an abort, a rival's append and a trim, during one append of a job",
-    "replace: copies are appended": "a copy for the stream's end, which no offloader makes",
-    "replace: what is replaced never was": "an append whose reply is lost, one behind it, and a copy of it",
-    "replace: what is replaced was in": "a dropped attempt, a rival's append, and a copy of it",
-    "replace: copies of anybody's": "jobs that name batches, which these do not",
-    "reader: copies are read anew": "a replacement and a sweep during a read of the same range",
-    "reader: copies are left out": "a replacement and a sweep during a read of the same range",
-    "sweep: no grace": "a trim and two sweeps during a read, and clocks that never jump",
-}
-"""Bugs that the seeds of CI may miss, and what each needs. `tests/protocol/test_counterexamples.py` replays
-them, and `tests/tier/test_sweep.py` the last one.
-"""
-
-FOUND_AT: Final[dict[str, int]] = {
-    "probing": 8,
-    "success is accepted": 33,
-    "own id is accepted": 2260,
-    "exists is loss": 9,
-    "doubt is not decided by content": 662,
-    "fence by epoch only": 0,
-    "source epoch may fall": 0,
-    "upload first": 0,
-    "same key for another cut": 0,
-    "append without running": 305,
-    "adopt any": 12,
-    "adopt unchecked": 28,
-    "fenced deletes": 79,
-    "delete without a commit": 10,
-    "groups after the root": 0,
-    "groups made once": 26,
-    "wrong total of a group": 0,
-    "wrong time of a group": 0,
-    "trim from anywhere": 208,
-    "job: append without running": 27,
-    "job: append what runs for another": 27,
-    "job: dropped with older writers": 18,
-    "job: adopted": 100,
-    "replace: whatever is named": 298,
-    "replace: without running": 431,
-    "replace: what was trimmed": 84,
-    "replace: the newest": 14,
-    "replace: a copy does not say so": 30,
-    "trim: counted before a replacement": 269,
-    "birth: beside data": 254,
-    "sweep: nothing proves a loss": 730,
-    "verify: nothing proves a loss": 236,
-    "resolve: agree always": 40,
-    "rebuild: the source epoch is forgotten": 355,
-    "listing: what vanished is left out": 19610,
-    "rebirth: an incarnation of the claim alone": 19,
-    "sweep: root first": 430,
-    "sweep: what is unnamed": 10,
-    "sweep: undecided groups": 952,
-    "sweep: tombstones": 2,
-    "sweep: groups trimmed in part": 72,
-    "sweep: what cannot be read names nothing": 917,
-    "a failed fetch of a group is nothing there": 101,
-    "trim: totals stay": 13,
-    "trim: backwards": 208,
-    "trim: delete before the commit": 9,
-    "delete: the prefix goes": 7,
-    "delete: the writer stays": 7,
-    "rebirth: the old incarnation": 2,
-    "rebirth: epochs begin again": 2,
-    "lookup: the first child of a group": 27,
-    "lookup: by first times": 9,
-    "reader: skips silently": 2920,
-    "reader: gone is the end": 686,
-    "replace: sources go before the commit": 30,
-    "replace: groups of this number": 30,
-    "writer: a failed upload is skipped": 20,
-    "resolve: attempts stay": 3,
-    "keys: in the clear if the service fails": 516,
-    "keys: one data key for an attempt": 12,
-    "keys: the first listing decides": 2137,
-    "adoption: denied is not whole": 40,
-    "rotate: the older generation goes first": 127,
-    "shred: the master key stays": 760,
-    "commit: no listing": 1,
-}
-"""The first seed that found each bug. If the code changes, histories change, and tests seek another seed."""

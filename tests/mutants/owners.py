@@ -1,6 +1,6 @@
-"""Bugs planted into managed ledgers, one at a time, for histories of two owners to find.
+"""Mutants of managed ledgers, which histories of two owners find.
 
-A local copy is guarded more than once. If one guard is enough, a bug takes out all that would hide it.
+A local copy is guarded more than once. If one guard is enough, a mutant takes out all that would hide it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from protocol_mutants import Mutant, set_to
-
+from mutants.mutant import Mutant, set_to
 from offload.contracts.source import Snapshot
 from offload.managed import work
 from offload.managed.ledger import ManagedLedger
@@ -80,7 +79,7 @@ async def _the_fence_is_a_proof(self: LedgerOnTier, manifest: Manifest | None) -
     return True
 
 
-OWNER_BUGS: Final[dict[str, Mutant]] = {
+OWNERS: Final[dict[str, Mutant]] = {
     "owner: copies go by a root that was not accepted": Mutant(
         "-",
         "a local copy goes by an accepted root only",
@@ -90,62 +89,63 @@ OWNER_BUGS: Final[dict[str, Mutant]] = {
             (LedgerOnTier, "agree", _known_is_agreed),
             (LedgerOnTier, "confirm", _nothing),
         ),
+        seed=0,
     ),
     "owner: copies go by a rival's end": Mutant(
         "-",
         "a local copy goes only if the log has the tier's history",
         set_to((LedgerOnTier, "agree", _ends_are_enough), (LedgerOnTier, "confirm", _nothing)),
+        seed=27,
     ),
     "owner: fenced is ignored": Mutant(
-        "-", "a fenced owner takes no append", set_to((ManagedLedger, "_fence", _ignore))
+        "-", "a fenced owner takes no append", set_to((ManagedLedger, "_fence", _ignore)), seed=5
     ),
     "owner: the deletion lag is ignored": Mutant(
-        "-", "a local copy stays for the deletion lag", set_to((work, "removable_offset", _lag_is_ignored))
+        "-",
+        "a local copy stays for the deletion lag",
+        set_to((work, "removable_offset", _lag_is_ignored)),
+        seed=0,
     ),
     "owner: retention passes cursors": Mutant(
         "-",
         "retention deletes nothing that a cursor has not passed",
         set_to((LedgerOnTier, "trim_target", _cursors_are_passed)),
+        seed=39,
     ),
     "owner: a fork is offloaded": Mutant(
         "-",
         "a log is compared with the tier before it is offloaded",
         set_to((LedgerOnTier, "_check", _unchecked)),
+        seed=0,
     ),
     "owner: the tier is not asked": Mutant(
         "-",
         "the first append asks where the tier ends",
         set_to((ManagedLedger, "_meet_tier", _nothing)),
+        seed=10,
     ),
     "owner: a new disk begins at 0": Mutant(
-        "-", "a log without records begins where the tier ends", set_to((LedgerOnTier, "begin", _nothing))
+        "-",
+        "a log without records begins where the tier ends",
+        set_to((LedgerOnTier, "begin", _nothing)),
+        seed=0,
     ),
     "owner: epochs begin again": Mutant(
-        "-", "a new disk has an epoch above the tier's", set_to((LedgerOnTier, "begin", _epochs_begin_again))
+        "-",
+        "a new disk has an epoch above the tier's",
+        set_to((LedgerOnTier, "begin", _epochs_begin_again)),
+        seed=0,
     ),
     "owner: what was trimmed needs no proof": Mutant(
         "-",
         "a copy of what was trimmed goes only if the tier is known to have had it",
         set_to((LedgerOnTier, "_check_had", _ignore)),
+        seed=27,
     ),
     "owner: the fence is a proof": Mutant(
         "-",
         "what a job appended beside an owner is compared before it is believed",
         set_to((LedgerOnTier, "_agree", _the_fence_is_a_proof)),
+        seed=336,
     ),
 }
-
-OWNER_FOUND_AT: Final[dict[str, int]] = {
-    "owner: copies go by a root that was not accepted": 0,
-    "owner: copies go by a rival's end": 27,
-    "owner: fenced is ignored": 5,
-    "owner: the deletion lag is ignored": 0,
-    "owner: retention passes cursors": 39,
-    "owner: a fork is offloaded": 0,
-    "owner: the tier is not asked": 10,
-    "owner: a new disk begins at 0": 0,
-    "owner: epochs begin again": 0,
-    "owner: what was trimmed needs no proof": 27,
-    "owner: the fence is a proof": 336,
-}
-"""The seed that finds each bug."""
