@@ -49,11 +49,9 @@ from offload.follow.due import due
 from offload.follow.gaps import Losses
 from offload.follow.pauses import (
     SIGNS_SECONDS,
-    TRY_SECONDS,
     LookAtPlace,
     PausedBefore,
     Signs,
-    StreamPause,
     look_nowhere,
 )
 from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
@@ -71,6 +69,7 @@ from offload.ground.errors import (
     StreamDeleted,
     TryAgain,
 )
+from offload.ground.pause import PAUSE_SECONDS, Pause
 from offload.ground.tracing import span
 from offload.model.manifest import AttemptKind, Manifest
 from offload.read.snapshots import oldest_ms
@@ -86,11 +85,6 @@ REPLICA_PATIENCE: Final = 2
 
 The leader's process looks at least every 0.6 of that time, so it claims first if it works.
 """
-
-DOUBT_SECONDS: Final = 1.0
-"""The time until damage is looked at again, before it is believed."""
-
-BACKOFF_SECONDS_MAX: Final = 60.0
 
 PEEK_SECONDS: Final = 10.0
 """The time between two peeks at the source while a look waits. A store may not answer for minutes."""
@@ -141,8 +135,6 @@ class Follower:
     """The oldest record that is not committed: its offset, and when it was written, if that is known."""
     _waits: tuple[Wait, int] = (Wait.NOTHING, 0)
     """What the records wait for, and since when, if no error stopped the last look."""
-    _failed_ms: int = 0
-    """When the first of the tries failed that have failed since the last success."""
     _dispatched_offset: int | None = None
     """The end of the copy that is under way. None if there is none."""
     _watched: tuple[int, float] | None = None
@@ -153,13 +145,15 @@ class Follower:
     """True if the root that was seen last is that of an earlier life of this process, which is dead."""
     _refusals: int = 0
     """The number of claims of such roots that were refused since this process led last."""
-    _error: OffloadError | None = None
-    _failures: int = 0
+    _pause: Pause = field(init=False)
+    """The errors of the looks. The stream is paused by one if it has a kind."""
     _is_doubted: bool = False
     """True if the last look found damage that is not believed yet."""
-    _pause_of: StreamPause | None = None
-    """What paused the stream. None if it is not paused by an error."""
     _signs: Signs = field(init=False)
+    _paused_signs: tuple[Hashable, ...] | None = None
+    """The surroundings after the try that failed last. None before the first look at them."""
+    _paused_offset: int | None = None
+    """The end of what was committed at that try. None if that is not known yet."""
     _held_ms: int | None = None
     """When a person paused the stream. None if nobody has."""
     _is_wanted: bool = False
@@ -169,6 +163,7 @@ class Follower:
     def __post_init__(self) -> None:
         self.stream = self.stream or self.source.name
         self._losses = Losses(stream=self.stream, emit=self.emit)
+        self._pause = Pause(env=self.env)
         self._part = PartOnTier.first(self.offloader, self.stream)
         self._copier = self._fresh_copier()
         self._signs = Signs(source=self.source, place=self.place)
@@ -179,16 +174,16 @@ class Follower:
         now, committed, oldest = self.env.monotonic(), self._committed_offset, self._arrivals.oldest
         lacking = self.lacking
         waits, since_ms = self._waits
-        if self._error is not None:
-            waits, since_ms = Wait.RETRY, self._failed_ms
+        if self._pause.error is not None:
+            waits, since_ms = Wait.RETRY, self._pause.since_ms
         if self.state is FollowState.PAUSED:
-            waits, since_ms = Wait.PERSON, self._failed_ms
+            waits, since_ms = Wait.PERSON, self._pause.since_ms
         if self._held_ms is not None:
             waits, since_ms = Wait.RESUME, self._held_ms
         return FollowStatus(
             stream=self.stream,
             state=self.state,
-            error=self._error,
+            error=self._pause.error,
             source_next_offset=self._source_next_offset,
             committed_offset=committed,
             dispatched_offset=committed if self._dispatched_offset is None else self._dispatched_offset,
@@ -224,7 +219,7 @@ class Follower:
             return None
         # Somebody else may have committed since this process looked. A process with an error does not know,
         # and the lag that it knows of grows until it does.
-        is_standby = self.state is FollowState.STANDBY and self._error is None
+        is_standby = self.state is FollowState.STANDBY and self._pause.error is None
         until_ms = self._root_ms if is_standby else self.env.now_ms()
         return max(0.0, (until_ms - written_ms) / 1000)
 
@@ -236,14 +231,14 @@ class Follower:
         """
         if self._held_ms is not None:
             return await self._hold()
-        if self._pause_of is not None and not await self._is_worth_a_try(self._pause_of):
+        if self._pause.kind and not await self._is_worth_a_try():
             await self._peek()
             return SIGNS_SECONDS
         self._is_wanted = False
         try:
             has_more = await self._look(turns)
         except StreamDeleted as error:
-            return await self._pause(error)
+            return await self._stop(error)
         except (Fenced, Conflict):
             # Another process leads now. Our data may be its data: nothing is dropped or deleted. A stream
             # that is rebuilt refuses every claim, so the next one is not at once.
@@ -254,17 +249,15 @@ class Follower:
                 self._watch_again_seconds = self.env.monotonic() + self._watch_seconds()
             return self.rules.look_seconds
         except (TryAgain, OutcomeUnknown) as error:
-            self._fail(error)
-            self._failures += 1
-            return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
+            return self._pause.retry(error)
         except Corrupt as error:
             # A broker that cuts a file writes it again. It may do so between the snapshot and the read.
             return await self._doubt(error)
         except OffloadError as error:
-            return await self._pause(error)
+            return await self._stop(error)
         except Exception as error:  # noqa: BLE001 - a mistake of ours or of a source stops this stream alone
             _log.exception("stream %r failed", self.stream)
-            return await self._pause(OffloadError(f"{type(error).__name__}: {error}"))
+            return await self._stop(OffloadError(f"{type(error).__name__}: {error}"))
         self._note_success()
         return 0.0 if has_more else self._pause_seconds()
 
@@ -279,16 +272,19 @@ class Follower:
     def recall(self, before: PausedBefore) -> None:
         """Begin as the process before has left the stream: paused, but it is tried at once."""
         if before.kind:
-            self._pause_of = StreamPause(
-                kind=before.kind, committed_offset=None, try_seconds=self.env.monotonic()
+            self._pause = Pause(
+                env=self.env,
+                error=OffloadError(before.reason),
+                since_ms=before.since_ms,
+                kind=before.kind,
+                try_seconds=self.env.monotonic(),
             )
-            self._error, self._failed_ms = OffloadError(before.reason), before.since_ms
             self.state = FollowState.PAUSED
         self._held_ms = before.held_ms
 
     def retry(self) -> None:
         """Let the next step try at once: a paused stream, and one that waits after an error."""
-        self._is_wanted, self._failures, self._watch_again_seconds = True, 0, 0.0
+        self._is_wanted, self._pause.failures, self._watch_again_seconds = True, 0, 0.0
 
     def hold(self) -> None:
         """Pause the stream on behalf of a person. The next step gives up the lead. Idempotent."""
@@ -299,7 +295,7 @@ class Follower:
         """Go on after `hold`. Idempotent."""
         if self._held_ms is not None:
             self._held_ms, self.state = None, FollowState.STANDBY
-            if self._pause_of is not None:
+            if self._pause.kind:
                 self.state = FollowState.PAUSED
             self.retry()
 
@@ -497,7 +493,7 @@ class Follower:
         writer = self._copier.writer
         if writer is not None and writer.writer != self._own_writer:
             self._own_writer = writer.writer
-            if self._pause_of is None:  # otherwise this claim is a try, and the stream may stay paused
+            if not self._pause.kind:  # otherwise this claim is a try, and the stream may stay paused
                 self.emit(TookOver(stream=self._part.name, epoch=writer.manifest.epoch))
         self._forget_copied(snapshot)
 
@@ -659,66 +655,52 @@ class Follower:
             with suppress(OffloadError):
                 await self.release()
         self.state, self._mark = FollowState.PAUSED, None
-        return TRY_SECONDS
+        return PAUSE_SECONDS
 
-    async def _is_worth_a_try(self, pause: StreamPause) -> bool:
+    async def _is_worth_a_try(self) -> bool:
         """Return True if a paused stream shall be tried now."""
-        now = self.env.monotonic()
-        if self._is_wanted or now >= pause.try_seconds:
+        if self._is_wanted or self._pause.left_seconds <= 0:
             return True
-        signs = await self._signs.look(self._part, now)
-        return signs != pause.signs
+        return await self._signs.look(self._part, self.env.monotonic()) != self._paused_signs
 
-    async def _pause(self, error: OffloadError) -> float:
+    async def _stop(self, error: OffloadError) -> float:
+        """Pause the stream until a person has mended this."""
         self._stand_by()
-        kind, now = type(error).__name__, self.env.monotonic()
-        # Said once for each kind of error: a paused stream is tried again and again, and the offsets in the
-        # text change.
-        if self._pause_of is None or self._pause_of.kind != kind:
+        if self._pause.wait(error):
             self.emit(StreamPaused(stream=self.stream, error=error))
-        self._fail(error)
-        self._pause_of = StreamPause(
-            kind=kind, committed_offset=self._committed_offset, try_seconds=now + TRY_SECONDS
-        )
-        self.state, self._mark = FollowState.PAUSED, None
-        self._pause_of.signs = await self._signs.look(self._part, now, afresh=True)
+        self.state, self._mark, self._paused_offset = FollowState.PAUSED, None, self._committed_offset
+        self._paused_signs = await self._signs.look(self._part, self.env.monotonic(), afresh=True)
         return SIGNS_SECONDS
 
     async def _doubt(self, error: Corrupt) -> float:
         """Look again soon, with a new snapshot. Pause if damage was found twice in a row."""
-        if self._is_doubted or self._pause_of is not None:
-            return await self._pause(error)
+        if self._is_doubted or self._pause.kind:
+            return await self._stop(error)
         self._is_doubted, self._mark = True, None
-        self._fail(error)
-        return DOUBT_SECONDS
-
-    def _fail(self, error: OffloadError) -> None:
-        if self._error is None:
-            self._failed_ms = self.env.now_ms()
-        self._error = error
+        return self._pause.retry(error)
 
     def _note_success(self) -> None:
         """Note that a look has ended without an error. A paused stream resumes if it shows that it can."""
-        if self._pause_of is not None:
-            if not self._is_mended(self._pause_of):
+        if self._pause.kind:
+            if not self._is_mended():
                 # It may wait for its turn to lead, or for more data. The looks come as if it were not paused.
-                self._pause_of.try_seconds = self.env.monotonic()
+                self._pause.try_seconds = self.env.monotonic()
                 return
             self.emit(StreamResumed(stream=self.stream))
-        self._error, self._pause_of, self._failures, self._is_doubted = None, None, 0, False
-        self.state = FollowState.STANDBY
+        self._pause.clear()
+        self.state, self._is_doubted = FollowState.STANDBY, False
         if self._copier.writer is not None:
             self.state, self._refusals = FollowState.LEADING, 0
 
-    def _is_mended(self, pause: StreamPause) -> bool:
+    def _is_mended(self) -> bool:
         """Return True if data was committed since the stream paused, or none waits for that."""
         if self._copier.writer is not None or not self._arrivals:
             return True
         committed = self._committed_offset
-        if pause.committed_offset is None or committed is None:
-            pause.committed_offset = committed
+        if self._paused_offset is None or committed is None:
+            self._paused_offset = committed
             return False
-        return committed > pause.committed_offset  # by another process
+        return committed > self._paused_offset  # by another process
 
     def _fresh_copier(self) -> StreamCopier:
         return StreamCopier(

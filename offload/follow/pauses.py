@@ -1,7 +1,7 @@
 """A stream that waits for a person: what stopped it, and the signs that this is mended.
 
-A paused stream is tried again every `TRY_SECONDS`. Between two tries its surroundings are looked at, because
-whoever mends something wants to see that it helped:
+A paused stream is tried again every `PAUSE_SECONDS` (`ground.pause`). Between two tries its surroundings are
+looked at, because whoever mends something wants to see that it helped:
 
     the place of the tier    its rights, its owners, and the room on its disk, if the tier is a folder
     the source               whether it can be read
@@ -23,11 +23,8 @@ from typing import Final
 from offload.contracts.source import SourceStream
 from offload.copy.next_part import PartOnTier
 
-__all__ = ["LookAtPlace", "PausedBefore", "Signs", "StreamPause", "look_nowhere"]
+__all__ = ["LookAtPlace", "PausedBefore", "Signs", "look_nowhere"]
 
-
-TRY_SECONDS: Final = 300.0
-"""The time between two tries of a paused stream, if nothing around it has changed."""
 
 SIGNS_SECONDS: Final = 10.0
 """The time between two looks at the source and at the place of the tier. They send no request to a store."""
@@ -55,23 +52,6 @@ class PausedBefore:
     since_ms: int = 0
     held_ms: int | None = None
     """When a person paused it. None if nobody has."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StreamPause:
-    """Why a stream waits, and since when."""
-
-    kind: str
-    """The name of the error's class. A person is told again only if this changes."""
-
-    committed_offset: int | None
-    """The end of what was committed when it paused. None if that is not known yet."""
-
-    try_seconds: float
-    """The moment of the next try, by the monotonic clock."""
-
-    signs: tuple[Hashable, ...] | None = None
-    """The surroundings after the last try. None before the first look at them."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -37,6 +37,7 @@ from offload.contracts.source import SharedLog, Snapshot, Source, SourceStream
 from offload.formats.chunk import ChunkHeader
 from offload.ground.env import Env
 from offload.ground.errors import Diverged, OffloadError, TryAgain
+from offload.ground.pause import Pause
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import Manifest
 
@@ -119,12 +120,12 @@ class _VouchedStream(SourceStream):
     _error: OffloadError | None = None
     """The reason why the last question got no answer that counts."""
 
-    _told: type[OffloadError] | None = None
-    """The kind of error that the log has, so that it is not repeated every few seconds."""
-
-    _again_seconds: float = 0.0
+    _pause: Pause = field(init=False)
     _is_doubted: bool = False
     """True if the last answer was about another chunk than the source had when it was asked."""
+
+    def __post_init__(self) -> None:
+        self._pause = Pause(env=self.env, seconds=RETRY_SECONDS)
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class _VouchedStream(SourceStream):
         now = self.env.monotonic()
         if self._question is not None and now - self._asked_seconds >= ASK_SECONDS:
             self.forget()
-        if self._question is None and now >= self._again_seconds:
+        if self._question is None and self._pause.left_seconds <= 0:
             chunk = await _last_with_messages(snapshot, self._vouched_offset)
             if chunk is None:
                 # No consumer ever sees a tracking chunk, so the broker cannot vouch for one at the end.
@@ -176,7 +177,7 @@ class _VouchedStream(SourceStream):
             self._question = asyncio.create_task(self._answer(chunk))
         if self._question is not None:
             await self._wait(self._question)
-            self._settle(now)
+            self._settle()
         self.is_held_back = self._error is not None or self.broker.error is not None
         return None if self.is_held_back else min(self._vouched_offset, snapshot.next_offset)
 
@@ -202,7 +203,7 @@ class _VouchedStream(SourceStream):
         finally:
             patience.cancel()
 
-    def _settle(self, now: float) -> None:
+    def _settle(self) -> None:
         if self._question is None or not self._question.done():
             return
         answer, self._question = self._question.result(), None
@@ -211,14 +212,13 @@ class _VouchedStream(SourceStream):
             # A new leader may have replaced the chunk meanwhile. The next look asks about what is there now.
             return
         if isinstance(answer, OffloadError):
-            self._again_seconds = now + RETRY_SECONDS
             # A broker that does not answer says so itself, once for all streams.
-            if type(answer) is not self._told and not isinstance(answer, TryAgain):
-                self._told = type(answer)
+            if self._pause.wait(answer) and not isinstance(answer, TryAgain):
                 _log.warning("stream %r: the broker does not vouch for it: %s", self.name, answer)
             self._error = answer
             return
-        self._vouched_offset, self._told = max(self._vouched_offset, answer.next_offset), None
+        self._pause.clear()
+        self._vouched_offset = max(self._vouched_offset, answer.next_offset)
 
 
 async def _last_with_messages(snapshot: Snapshot, after: int) -> CommittedChunk | None:

@@ -34,8 +34,8 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source, SourceStream
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded
+from offload.ground.pause import PAUSE_SECONDS
 from offload.managed.budget import ByteBudget
-from offload.managed.chores import PAUSED_STEP_SECONDS
 from offload.managed.cursors import CursorNote
 from offload.managed.ledger import (
     APPEND_SIZE_BYTES_MAX,
@@ -206,7 +206,7 @@ class ManagedLedgers:
             seconds = await ledger.step()
         except Exception:  # noqa: BLE001 - a mistake of ours, or of a log, stops this ledger alone
             _log.exception("managed ledger %r failed", ledger.name)
-            seconds = PAUSED_STEP_SECONDS
+            seconds = PAUSE_SECONDS
         finally:
             turns.release()
         woken_at = self._working.pop(ledger)

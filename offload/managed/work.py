@@ -17,8 +17,9 @@ from offload.contracts.events import Event, LocalLedgerDeleted, StreamPaused, St
 from offload.contracts.log import LedgerLog, LocalLedger
 from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Diverged, Divergence, Fenced, OffloadError
+from offload.ground.pause import PAUSE_SECONDS, Pause
 from offload.managed.back_pressure import BackPressure
-from offload.managed.chores import PAUSED_STEP_SECONDS, Chore
+from offload.managed.chores import Chore
 from offload.managed.cursors import Cursors
 from offload.managed.log_source import LogStream
 from offload.managed.policy import LedgerPolicy
@@ -86,24 +87,28 @@ class LedgerWork:
 
     async def run(self) -> float:
         """Do what is due. Return the seconds until something may be due again. Raises `Fenced`."""
-        paused = {type(chore.pause) for chore in self._chores if chore.pause is not None}
+        before = {pause.kind for pause in self._waiting}
         for chore in self._chores:
             await chore.turn()
-        self._report(paused)
+        self._report(before)
         # Never 0: a chore whose time has come only by a rounding would keep the loop from appends.
         return min(STEP_SECONDS_MAX, *(max(chore.seconds, 0.01) for chore in self._chores))
 
     @property
     def error(self) -> OffloadError | None:
         """The error that lasts: one that waits for a person, if there is one. None if all goes well."""
-        pauses = [chore.pause for chore in self._chores if chore.pause is not None]
-        errors = [chore.error for chore in self._chores if chore.error is not None]
-        return next(iter([*pauses, *errors]), self.diverged)
+        pauses = [*self._waiting, *(chore.pause for chore in self._chores)]
+        return next((pause.error for pause in pauses if pause.error is not None), self.diverged)
 
     @property
     def is_paused(self) -> bool:
         """True if a chore waits for a person, or appends are refused."""
-        return self.diverged is not None or any(chore.pause is not None for chore in self._chores)
+        return self.diverged is not None or bool(self._waiting)
+
+    @property
+    def _waiting(self) -> list[Pause]:
+        """The pauses of the chores that wait for a person."""
+        return [chore.pause for chore in self._chores if chore.pause.kind]
 
     def note(self, error: OffloadError) -> bool:
         """Refuse appends from now on, if this error says that the stream is not this log's any more.
@@ -116,17 +121,17 @@ class LedgerWork:
         was_refused, self.diverged = self.diverged is not None, error
         return not was_refused
 
-    def _report(self, before: set[type[OffloadError]]) -> None:
-        """Say what paused, or that nothing is paused now. `before` has the errors of earlier pauses."""
-        pauses = [chore.pause for chore in self._chores if chore.pause is not None]
+    def _report(self, before: set[str]) -> None:
+        """Say what paused, or that nothing is paused now. `before` has the kinds of earlier pauses."""
         told = set(before)
-        for error in pauses:
-            self.note(error)
-            # By type: two chores that fail for one reason, or one that fails again, are one event.
-            if type(error) not in told:
-                told.add(type(error))
-                self._tell(StreamPaused(stream=self.log.name, error=error))
-        if before and not pauses:
+        for pause in self._waiting:
+            assert pause.error is not None
+            self.note(pause.error)
+            # Two chores that fail for one reason are one event.
+            if pause.kind not in told:
+                told.add(pause.kind)
+                self._tell(StreamPaused(stream=self.log.name, error=pause.error))
+        if before and not self._waiting:
             self._tell(StreamResumed(stream=self.log.name))
 
     async def _roll_due(self) -> None:
@@ -261,7 +266,7 @@ class LedgerWork:
                 was_over = self._asked_ms - seen_ms > lag_ms
                 # A moment more, because the rule wants an age above the lag.
                 left = max(lag_ms - (now.now_ms - seen_ms), 0) / 1000 + 0.001
-                seconds.append(PAUSED_STEP_SECONDS if was_over else left)
+                seconds.append(PAUSE_SECONDS if was_over else left)
         if policy.retention_seconds is not None:
             seconds.append(max(policy.retention_seconds / 10, 1.0))
         return min(seconds)

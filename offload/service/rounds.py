@@ -33,6 +33,7 @@ from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import VerifyNotes
 from offload.ground.env import Env
 from offload.ground.errors import Denied, NotFound, NotOffloaded, OffloadError
+from offload.ground.pause import Pause
 from offload.native.layout_check import native_or_none
 from offload.service.config import RunConfig
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
@@ -69,8 +70,14 @@ class VerifyRounds:
     """The newest notes that are known. None before the first look."""
     _uid: str = field(init=False)
     _jitter: float = field(init=False)
+    _unreadable: Pause = field(init=False)
+    """Why the notes cannot be read."""
+    _unwritten: Pause = field(init=False)
+    """Why the notes cannot be written."""
 
     def __post_init__(self) -> None:
+        self._unreadable = Pause(env=self.env, seconds=NOTE_SECONDS)
+        self._unwritten = Pause(env=self.env, seconds=NOTE_SECONDS)
         self._uid, self._jitter = self.identity or str(self.env.uuid()), self.env.random()
 
     @property
@@ -100,10 +107,12 @@ class VerifyRounds:
             seconds = NOTE_SECONDS
             try:
                 seconds = await self._turn()
+                self._unreadable.clear()
             except NotOffloaded:  # nothing was copied yet
                 pass
             except OffloadError as error:
-                _log.warning("the notes of the verify cannot be read: %s", error)
+                if self._unreadable.wait(error):
+                    _log.warning("the notes of the verify cannot be read: %s", error)
             except Exception:  # noqa: BLE001 - see below
                 # A mistake of ours must not end the upkeep of a process that runs for years.
                 _log.exception("the verify failed")
@@ -242,8 +251,10 @@ class VerifyRounds:
         self._notes = replace(self._notes, by=by, saved_ms=self.env.now_ms())
         try:
             await tier.store.put(VERIFY_NOTES, Body.of(self._notes.encode()))
+            self._unwritten.clear()
         except OffloadError as error:
-            _log.warning("the notes of the verify cannot be written: %s", error)
+            if self._unwritten.wait(error):
+                _log.warning("the notes of the verify cannot be written: %s", error)
 
     async def _leave(self) -> None:
         """Write the notes for the next process, which need not wait then. Bounded: this process may stop."""

@@ -19,9 +19,9 @@ from kit.world import TierWorld
 
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
 from offload.follow.follower import Follower
-from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowRules, FollowState
 from offload.ground.errors import Denied, Diverged, NotOffloaded, TryAgain
+from offload.ground.pause import PAUSE_SECONDS
 from offload.store.faults import Fault, Rule
 
 HOUR = 3600.0

@@ -18,9 +18,9 @@ from offload import sync as sync_all
 from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
 from offload.follow.follower import Follower
 from offload.follow.pauses import SIGNS_SECONDS, TIER_SIGNS_SECONDS, LookAtPlace, look_nowhere
-from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowRules, FollowState, FollowStatus, Wait
 from offload.ground.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
+from offload.ground.pause import PAUSE_SECONDS
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, Rule
 

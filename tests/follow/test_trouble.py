@@ -21,7 +21,6 @@ from offload.contracts.source import Snapshot
 from offload.copy.hold_back import Arrival, Arrivals, vouched_end
 from offload.copy.log_order import LogPlace, LogTurns
 from offload.follow.follower import Follower
-from offload.follow.pauses import TRY_SECONDS as PAUSE_SECONDS
 from offload.follow.rules import FollowState, Wait
 from offload.ground.errors import (
     Corrupt,
@@ -33,6 +32,7 @@ from offload.ground.errors import (
     StoreDenied,
     TryAgain,
 )
+from offload.ground.pause import PAUSE_SECONDS
 from offload.model.manifest import Manifest
 from offload.store.faults import MUTATIONS, Fault, Rule
 

@@ -228,7 +228,9 @@ class TestABrokerThatFailsOrLies:
 
         run(scenario)
 
-    def test_a_broker_that_fails_is_left_alone_for_a_while(self) -> None:
+    def test_a_broker_that_fails_is_left_alone_for_a_while_and_told_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scenario(world: World) -> None:
             (stream,) = await world.vouched.streams()
             world.broker.refusal = Denied("no permission")
@@ -238,6 +240,7 @@ class TestABrokerThatFailsOrLies:
                     assert await stream.vouched(snapshot) is None
                 world.clock.now += 1
             assert len(world.broker.asked) == 30 / RETRY_SECONDS
+            assert caplog.text.count("does not vouch") == 1
 
         run(scenario)
 

@@ -16,7 +16,7 @@ from offload.copy.sync import sync
 from offload.formats.keys import VERIFY_NOTES
 from offload.formats.verify_notes import MARK_MS, MARKS_MAX, VerifyNotes
 from offload.ground.env import Env
-from offload.ground.errors import TryAgain
+from offload.ground.errors import Denied, OffloadError, TryAgain
 from offload.service.config import RunConfig
 from offload.service.rounds import FOREIGN_SECONDS, VerifyRounds
 from offload.upkeep.sweep.tier import sweep
@@ -321,3 +321,37 @@ class TestNotes:
         second = replace(notes, ended_ms=10**10).begun(10**10)
         for key in ("000001", "000500", "009999"):
             assert second.reaching(key, 10**10).oldest_ms <= at_ms[key]
+
+
+def test_notes_that_cannot_be_read_are_told_once_for_each_class_of_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(world: World) -> None:
+        errors: list[OffloadError | None] = [
+            TryAgain("down"),
+            TryAgain("still down"),
+            Denied("no right"),
+            None,
+        ]
+        errors.append(Denied("no right again"))
+        over = asyncio.Event()
+
+        async def fail(operation: str, key: str) -> None:
+            if (operation, key) == ("get", VERIFY_NOTES) and (error := errors.pop(0)) is not None:
+                raise error
+
+        async def sleep(seconds: float) -> None:
+            if not errors:
+                over.set()
+                await asyncio.Event().wait()
+
+        world.store.before = fail
+        # No round is due yet: only notes are read.
+        process = replace(world.process(), env=replace(world.env, sleep=sleep, random=lambda: 0.5))
+        running = asyncio.ensure_future(process.run())
+        await asyncio.wait_for(over.wait(), 60)
+        running.cancel()
+
+        assert caplog.text.count("cannot be read") == 3
+
+    run(scenario)
