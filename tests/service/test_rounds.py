@@ -347,7 +347,7 @@ def test_notes_that_cannot_be_read_are_told_once_for_each_class_of_error(
 
         world.store.before = fail
         # No round is due yet: only notes are read.
-        process = replace(world.process(), env=replace(world.env, sleep=sleep, random=lambda: 0.5))
+        process = replace(world.process(), env=replace(world.env(), sleep=sleep, random=lambda: 0.5))
         running = asyncio.ensure_future(process.run())
         await asyncio.wait_for(over.wait(), 60)
         running.cancel()
