@@ -75,7 +75,7 @@ class Result:
             self.outcome, self.message = "passed", self.note
 
 
-class Listener:
+class BoxListener:
     """The pytest plugin that chooses tests, seeds them, and records how each ends."""
 
     def __init__(self, *, select: Sequence[str], seed: int, tell: Callable[[str], None]) -> None:
@@ -172,7 +172,7 @@ class Listener:
         self.capabilities |= found or {}
 
 
-def run(listener: Listener, *, seed: int) -> bool:
+def run(listener: BoxListener, *, seed: int) -> bool:
     """Run pytest once, on the current place. Return False if Ctrl-C stopped it."""
     arguments = [str(SUITE), "--import-mode=importlib", "--capture=no", "-q", "--no-header"]
     # Only the message of a failure is shown. The other styles parse each source file of a traceback.

@@ -23,7 +23,7 @@ from offload.opening.plugins import Plugin
 from offload_conformance import performance
 from offload_conformance import report as reports
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
-from offload_conformance.box import Listener, Result
+from offload_conformance.box import BoxListener, Result
 from offload_conformance.box import run as run_pytest
 from offload_conformance.clauses import LAYERS, clauses_of
 from offload_conformance.current import CURRENT
@@ -126,7 +126,7 @@ def _work(place: BackendPlace, *, select: Sequence[str], seed: int, ask: bool, m
     try:
         with live_line("collecting the clauses") as tell:
             if ask:
-                _ask(place, done, Listener(select=select, seed=seed, tell=tell), seed)
+                _ask(place, done, BoxListener(select=select, seed=seed, tell=tell), seed)
             else:
                 done.results = _all_unasked()
             if measure and not done.interrupted:
@@ -147,7 +147,7 @@ def _all_unasked() -> list[Result]:
     return [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
 
 
-def _ask(place: BackendPlace, done: _Done, listener: Listener, seed: int) -> None:
+def _ask(place: BackendPlace, done: _Done, listener: BoxListener, seed: int) -> None:
     """Run pytest. Clauses that Ctrl-C prevented are `not_run`."""
     token = CURRENT.set(place)
     try:

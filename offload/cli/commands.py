@@ -22,6 +22,7 @@ HELP: Final = {
     "read": "Print the messages of STREAM. "
     "Tracking records are never printed, and --limit does not count them.",
     "export": "Write STREAM to FOLDER as files of Parquet or Arrow. A later run adds only what is new.",
+    "serve": "Serve the streams of TIER to the clients of a broker, until the process is stopped.",
     "restore": "Put the data of STREAM back into a broker. If it is killed, run the same command again.",
     "verify": "Verify the checksum, key and manifest entry of every object in TIER.",
     "repair": "Replace damaged fragments of STREAM by the same records from the broker or a copy.",
@@ -47,7 +48,7 @@ HELP: Final = {
 GROUPS: Final = {
     "Commands that copy to a tier": ("demo", "sync", "run", "ctl", "status"),
     "Commands that look into a tier and read it": (
-        "ls", "inspect", "gaps", "read", "export", "restore",
+        "ls", "inspect", "gaps", "read", "export", "serve", "restore",
     ),
     "Commands that verify and repair": ("verify", "repair"),
     "Commands that keep a tier in order": (

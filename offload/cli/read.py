@@ -19,6 +19,7 @@ from offload.cli.kit.reading import (
     BROKER_USER,
     AnyReader,
     Beside,
+    HoldBack,
     open_reader,
     place_in,
     print_sides,
@@ -96,15 +97,6 @@ Priority = Annotated[
     ReadPriority,
     typer.Option(
         "--priority", help="With --source: where a message is read that is on the disk and on TIER."
-    ),
-]
-HoldBack = Annotated[
-    str | None,
-    typer.Option(
-        "--hold-back",
-        metavar="DURATION",
-        help="With --source: how long a message must have been on the disk before it is printed, if nobody "
-        "says that the broker has committed it. Default: 0.5s.",
     ),
 ]
 Broker = Annotated[

@@ -33,6 +33,7 @@ __all__ = [
     "DecoderType",
     "HookSpecs",
     "KeyServiceType",
+    "ListenerType",
     "SourceType",
     "TargetType",
     "hookimpl",
@@ -277,6 +278,14 @@ class BrokerType(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerType(Declaration):
+    """A server of a broker's protocol. The target is called with the URL, and `env` by keyword.
+
+    It returns a `Listener`, and checks the options, which are in the query of the URL.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command(Declaration):
     """A subcommand of `offload`. The target is a Typer application or a plain function."""
 
@@ -314,6 +323,10 @@ class HookSpecs:
         """Declare brokers that can be asked."""
 
     @_hookspec
+    def offload_listeners(self) -> Sequence[ListenerType]:  # type: ignore[empty-body]  # never called
+        """Declare servers of brokers' protocols."""
+
+    @_hookspec
     def offload_commands(self) -> Sequence[Command]:  # type: ignore[empty-body]  # never called
         """Declare subcommands."""
 
@@ -329,6 +342,7 @@ KINDS: Final = {
     "decoder": "offload_decoders",
     "key service": "offload_keys",
     "broker": "offload_brokers",
+    "listener": "offload_listeners",
     "command": "offload_commands",
 }
 """The kinds of declarations, and the hook that returns each."""

@@ -27,6 +27,7 @@ from offload.contracts.broker import BrokerView
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.keys import KeyService
+from offload.contracts.listener import Listener
 from offload.contracts.metrics import StoreMetrics
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import OpeningContext, RequestLimits
@@ -328,6 +329,18 @@ class Session:
         if not isinstance(opened, BrokerView):
             kind = type(opened).__name__
             raise Misuse(f"the plugin of {scheme}:// returned a {kind}, which is no view of a broker")
+        self._opened.append(opened)
+        return opened
+
+    def listener(self, url: str) -> Listener:
+        """Open the server of a broker's protocol at a URL. It listens when it is told to.
+
+        Raises `Misuse` for a scheme that no plugin serves, and for an option that the listener refuses.
+        """
+        self._refuse_if_over()
+        refuse_login(url, of="a listener", where="in its file of users")
+        declared = self.plugins.by_scheme("listener", scheme_of(url) or url)
+        opened: Listener = declared.load()(with_lower_scheme(url), env=self.env)
         self._opened.append(opened)
         return opened
 

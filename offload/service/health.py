@@ -18,7 +18,7 @@ from offload.model.own_names import labels_of, own_name, with_own_names
 from offload.model.position import iso_of
 from offload.service.upkeep import Upkeep
 
-__all__ = ["NO_ADVICE", "Advises", "Health"]
+__all__ = ["NO_ADVICE", "Advises", "Health", "ShownHealth"]
 
 WAITS: Final = {
     Wait.MORE: "for more records",
@@ -51,6 +51,22 @@ class _Silent:
 
 NO_ADVICE: Final[Advises] = _Silent()
 """Advises nothing, for a process that nobody started by a command line."""
+
+
+class ShownHealth(Protocol):
+    """What the routes show of a process. `Health` documents the methods."""
+
+    def problems(self) -> list[str]:
+        """Return a line for each reason to call the process not ready."""
+
+    def notes(self) -> list[str]:
+        """Return lines that ask for nothing."""
+
+    def summary(self) -> str:
+        """Return a sentence on what the process does."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for `/status`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

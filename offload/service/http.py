@@ -45,7 +45,7 @@ from offload.ground.errors import NotOffloaded
 from offload.ground.outside import Unreadable, json_outside
 from offload.service.commanding import Commanding
 from offload.service.door import peer_user_of
-from offload.service.health import Health, status_as_json
+from offload.service.health import ShownHealth, status_as_json
 
 __all__ = ["door_routes", "routes", "serve_door", "serve_http"]
 
@@ -72,7 +72,7 @@ COMMAND_SIZE_BYTES_MAX: Final = 2**20
 _log: Final = logging.getLogger(__name__)
 
 
-def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
+def routes(health: ShownHealth, metrics: Callable[[], bytes]) -> Starlette:
     """Return the application. `metrics` returns the text for Prometheus."""
 
     async def livez(request: Request) -> Response:
@@ -97,7 +97,7 @@ def routes(health: Health, metrics: Callable[[], bytes]) -> Starlette:
     return Starlette(routes=[Route(path, handler) for path, handler in handlers.items()])
 
 
-def door_routes(health: Health, metrics: Callable[[], bytes], commanding: Commanding) -> Starlette:
+def door_routes(health: ShownHealth, metrics: Callable[[], bytes], commanding: Commanding) -> Starlette:
     """Return the application of the door: the routes, and the commands."""
     application = routes(health, metrics)
 

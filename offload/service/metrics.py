@@ -39,7 +39,7 @@ from offload.follow.vouched import VouchedSource
 from offload.model.own_names import labels_of
 from offload.service.disk import DiskWatch
 
-__all__ = ["ServiceMetrics"]
+__all__ = ["ServiceMetrics", "StoreCollector"]
 
 
 STREAMS_MAX: Final = 1000
@@ -103,7 +103,7 @@ class ServiceMetrics:
         self.registry.register(_Streams(statuses, streams_max))
         self.registry.register(_Losses(statuses, lost_tails, streams_max))
         self.registry.register(_Unverified(unverified))
-        self.registry.register(_Stores(stores or StoreMetrics()))
+        self.registry.register(StoreCollector(stores or StoreMetrics()))
         if asked:
             self.registry.register(_Brokers(asked))
         if disks:
@@ -263,7 +263,7 @@ class _Unverified(Collector):
             )
 
 
-class _Stores(Collector):
+class StoreCollector(Collector):
     """The counts of requests to stores."""
 
     def __init__(self, stores: StoreMetrics) -> None:

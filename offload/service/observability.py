@@ -39,7 +39,7 @@ NEEDED: Final = {"prometheus_client": "prometheus-client", "starlette": "starlet
 _log: Final = logging.getLogger(__name__)
 
 
-def listener_of(address: tuple[str, int] | None) -> socket.socket | None:
+def listener_of(address: tuple[str, int] | None, *, option: str = "--listen") -> socket.socket | None:
     """Return the socket on which the process answers, or None if it shall not.
 
     Raises `Misuse` if the port is in use or the libraries are missing. Call it before anything starts.
@@ -48,7 +48,7 @@ def listener_of(address: tuple[str, int] | None) -> socket.socket | None:
         return None
     for module, package in NEEDED.items():
         if find_spec(module) is None:
-            raise Misuse(missing_text("--listen", package, "ledger-offload[run]"))
+            raise Misuse(missing_text(option, package, "ledger-offload[run]"))
     return listen(*address)
 
 

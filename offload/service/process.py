@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from offload.follow.dispatcher import Dispatcher
 
-__all__ = ["serve"]
+__all__ = ["SideTask", "beside", "serve", "signals"]
 
 
 _log: Final = logging.getLogger(__name__)
@@ -35,25 +35,27 @@ SideTask = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 async def serve(dispatcher: Dispatcher, *side_tasks: SideTask) -> None:
     """Follow the source until a signal ends the process. Raises `TimeoutError` if ending takes too long."""
     stopping = asyncio.Event()
-    with _signals(stopping):
-        beside = [asyncio.create_task(_beside(each(stopping))) for each in side_tasks]
+    with signals(stopping):
+        tasks = [asyncio.create_task(beside(each(stopping))) for each in side_tasks]
         try:
             await dispatcher.run(stopping)
         finally:
-            for each in beside:
+            for each in tasks:
                 each.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _beside(side_task: Coroutine[Any, Any, None]) -> None:
+async def beside(side_task: Coroutine[Any, Any, None]) -> None:
+    """Run something beside the work of the process. If it fails, that is a line in the log."""
     try:
         await side_task
-    except Exception:  # noqa: BLE001 - whatever it is, it must not stop the followers
-        _log.exception("a part of the process failed, and the streams are still followed")
+    except Exception:  # noqa: BLE001 - whatever it is, it must not stop the work
+        _log.exception("a part of the process failed, and its work goes on")
 
 
 @contextmanager
-def _signals(stopping: asyncio.Event) -> Iterator[None]:
+def signals(stopping: asyncio.Event) -> Iterator[None]:
+    """Set `stopping` at the first signal to stop, and cancel the task of the caller at the second."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

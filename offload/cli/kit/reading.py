@@ -6,7 +6,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
+
+import typer
 
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.names import known_name
@@ -31,6 +33,16 @@ AnyReader: TypeAlias = StreamReader | TieredReader
 BROKER_USER: Final = "OFFLOAD_BROKER_USER"
 BROKER_PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
 HOLD_BACK: Final = "0.5s"
+
+HoldBack = Annotated[
+    str | None,
+    typer.Option(
+        "--hold-back",
+        metavar="DURATION",
+        help="With --source: how long a message must have been on the disk before it is read, if nobody "
+        "says that the broker has committed it. Default: 0.5s.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

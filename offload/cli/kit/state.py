@@ -25,6 +25,7 @@ from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, Waiting
 from offload.contracts.keys import KeyService
+from offload.contracts.listener import Listener
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
@@ -65,6 +66,8 @@ class CommandContext:
     """The advice after an error about a stream."""
     reading: TierOptions = field(default_factory=TierOptions)
     """The options of tiers that are opened without options of their own."""
+    cache_size_bytes: int | None = None
+    """The size of the cache that readers of the session share. None: the default."""
 
     def with_keys(
         self,
@@ -96,7 +99,12 @@ class CommandContext:
     @cached_property
     def session(self) -> Session:
         """The session of the process. `run_async` closes it, with the key service that belongs to it."""
-        session = Session(plugins=self.plugins, emit=self._announcing(self.plugins.emit), keys=self.keys)
+        session = Session(
+            plugins=self.plugins,
+            emit=self._announcing(self.plugins.emit),
+            keys=self.keys,
+            cache_size_bytes=self.cache_size_bytes,
+        )
         _contexts.append(self)
         return session
 
@@ -195,6 +203,11 @@ class CommandContext:
         """Return the view of the broker that an argument names."""
         with _usage():
             return self.session.broker(url, user=user, password=password)
+
+    def listener(self, url: str) -> Listener:
+        """Return the server that an argument names. It does not listen yet."""
+        with _usage():
+            return self.session.listener(url)
 
     def target(self, url: str, options: Sequence[str] | None = None) -> RestoreTarget:
         """Return the place to restore to that an argument names, with `NAME=VALUE` options."""

@@ -1,0 +1,129 @@
+"""The process of `offload serve`: listeners serve the streams of a tier until a signal stops the process.
+
+Invariants: all readers share the cache and the watches of the session, so that many consumers of a stream
+cost the requests of one; a listener that fails ends the process, and is never missing in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.events import Event
+from offload.contracts.listener import Listener, ServedStream
+from offload.contracts.source import Source, SourceStream
+from offload.ground.errors import Misuse, NotOffloaded
+from offload.opening.session import Session
+from offload.service.address import address_from, address_of
+from offload.service.observability import listener_of
+from offload.service.process import SideTask, beside, signals
+from offload.two_sides.tiered import TieredReader
+
+__all__ = ["ServedTier", "metrics_beside", "serve_listeners"]
+
+STALENESS_SECONDS: Final = 1.0
+"""The age of the views with which a reader may begin. A thousand consumers that connect at once look once."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ServedTier:
+    """The streams of a tier, and of a source beside it, as listeners open them."""
+
+    def __init__(
+        self,
+        session: Session,
+        catalogue: Catalogue,
+        source: Source | None = None,
+        *,
+        hold_back_seconds: float = 0.0,
+        emit: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._session, self._catalogue, self._source = session, catalogue, source
+        self._hold_back_seconds, self._emit = hold_back_seconds, emit or session.emit
+
+    async def names(self) -> list[str]:
+        """See `ServedStreams.names`."""
+        found = {*await self._catalogue.streams()}
+        return sorted(found | {*await self._in_source()})
+
+    async def open(self, stream: str) -> ServedStream:
+        """See `ServedStreams.open`."""
+        beside = (await self._in_source()).get(stream)
+        if beside is None:
+            return await self._session.reader(
+                self._catalogue, stream, max_staleness_seconds=STALENESS_SECONDS, emit=self._emit
+            )
+        return await TieredReader.open(
+            beside,
+            self._catalogue,
+            stream=stream,
+            hold_back_seconds=self._hold_back_seconds,
+            cache=self._session.cache,
+            watch=self._session.watch(self._catalogue),
+            env=self._session.env,
+            emit=self._emit,
+        )
+
+    async def _in_source(self) -> dict[str, SourceStream]:
+        if self._source is None:
+            return {}
+        try:
+            return {each.name: each for each in await self._source.streams()}
+        except NotOffloaded:  # its folder is empty, or gone for now
+            return {}
+
+
+async def serve_listeners(
+    listeners: Sequence[Listener], served: ServedTier, *side_tasks: SideTask, stop_seconds: float
+) -> None:
+    """Serve until a signal, and end all connections within `stop_seconds`. The ports are taken already.
+
+    Raises the error of a listener that fails.
+    """
+    stopping = asyncio.Event()
+    with signals(stopping):
+        others = [asyncio.create_task(beside(each(stopping))) for each in side_tasks]
+        serving = [asyncio.create_task(each.serve(served, stopping)) for each in listeners]
+        stopped = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait([*serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+            stopping.set()
+            _, late = await asyncio.wait(serving, timeout=stop_seconds)
+            if late:
+                _log.warning("connections did not end within %g s, and are closed", stop_seconds)
+        finally:
+            for each in [*serving, *others, stopped]:
+                each.cancel()
+            ended = await asyncio.gather(*serving, *others, stopped, return_exceptions=True)
+            for listener in listeners:
+                await listener.aclose()
+    for result in ended[: len(serving)]:
+        if isinstance(result, Exception):
+            raise result
+
+
+def metrics_beside(address: str | None, listeners: Sequence[Listener], session: Session) -> list[SideTask]:
+    """Take the port of the routes, if there is to be one. Return what answers on it.
+
+    Raises `Misuse` as `listener_of` does.
+    """
+    try:
+        port = None if address is None else listener_of(address_from(address), option="--metrics")
+    except Misuse as error:
+        raise Misuse(f"--metrics: {error}") from error
+    if port is None:
+        return []
+    from offload.service.http import routes, serve_http
+    from offload.service.serve_metrics import ServeHealth, ServeMetrics
+
+    application = routes(ServeHealth(listeners), ServeMetrics(listeners, session.metrics).text)
+
+    async def answer(stopping: asyncio.Event) -> None:
+        _log.info("answering on %s", address_of(port))
+        await serve_http(application, port)
+
+    return [answer]
