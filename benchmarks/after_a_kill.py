@@ -2,7 +2,7 @@
 
     python benchmarks/after_a_kill.py [--kills 20] [--rate 5000] [--lag 30] [--instance off]
 
-Needs the extra `broker` and Debian's packages of RabbitMQ, which it fetches once. A client publishes messages
+Needs `rstream` and Debian's packages of RabbitMQ, which it fetches once. A client publishes messages
 of 1 KB, RATE a second. `offload run` copies them to a folder, is killed with SIGKILL after some seconds, and
 is started again at once. The time counts from the start of the new process to its first commit, that is the
 start of Python included. Then `/metrics` is asked for the lag, and beside it is the age of the first message

@@ -2,7 +2,7 @@
 
     python benchmarks/beside_rabbitmq.py [--rate 20000] [--seconds 300] [--lag 5] [--idle 500] [--ask]
 
-Needs the extra `broker` and Debian's packages of RabbitMQ, which it fetches once. A broker with
+Needs `rstream` and Debian's packages of RabbitMQ, which it fetches once. A broker with
 small segments and a short retention gets messages of 1 KB: RATE a second on one stream and ten a second on
 another. `offload run` copies them to a folder. Every half second the newest root is read, and the age of the
 first message that it does not hold is a sample of the lag. At the end every message is read back from the

@@ -15,7 +15,7 @@ and on a plain file. RabbitMQ does not sync a stream before it confirms. So it i
 `TieredReader`. At the end, `managed_ledgers.py` measures idle ledgers.
 
 CPU seconds are those of this process, and those of the broker, per GiB of bodies. Ratios are the medians of
-the rounds' rates over the rate of the plain file, or of the `StreamReader`. Needs the extra `broker` and
+the rounds' rates over the rate of the plain file, or of the `StreamReader`. Needs `rstream` and
 Debian's packages of RabbitMQ. A run of 100,000 messages takes less than 2 GiB of disk.
 """
 

@@ -1,39 +1,36 @@
-"""A broker that speaks the few commands of the stream protocol that a restore uses, for one stream.
+"""A broker that speaks RabbitMQ's stream protocol, as far as restores and the questions of followers need it.
 
 It was written from the protocol's description and a capture of RabbitMQ, and imports no code under test but
-the formats of chunks. Like RabbitMQ, it drops a message whose id is not above the highest of its publisher,
-and confirms it all the same; it takes an offset for a tracking record now and then; and it delivers a chunk
-without filter and trailer, while credit is left.
+the formats of chunks. So it and the plugin's table check each other. Like RabbitMQ, it drops a message whose
+id is not above the highest of its publisher, and confirms it all the same; it takes an offset for a tracking
+record now and then; and it delivers a chunk without filter and trailer, while credit is left.
 
-`dies_after` lets a connection die after so many more messages were stored, as a kill of the publisher does.
+It has one stream that is published to, and any others whose chunks a test gives. A test may let it fail in
+many ways: at a command, or after an amount of messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.model.chunk_table import ChunkType
 
 DECLARE, PUBLISH, CONFIRM, ERROR, QUERY, SUBSCRIBE, DELIVER, CREDIT = 1, 2, 3, 4, 5, 7, 8, 9
-UPDATE = 16
-CREATE, METADATA, PROPERTIES, HANDSHAKE, AUTHENTICATE, TUNE, OPEN, CLOSE, BEAT = (
-    13,
-    15,
-    17,
-    18,
-    19,
-    20,
-    21,
-    22,
-    23,
-)
+UNSUBSCRIBE, CREATE, METADATA, UPDATE, PROPERTIES, HANDSHAKE, AUTHENTICATE = 12, 13, 15, 16, 17, 18, 19
+TUNE, OPEN, CLOSE, BEAT = 20, 21, 22, 23
+OF_A_STREAM: Final = frozenset({SUBSCRIBE, METADATA, UNSUBSCRIBE})
+OK, NO_STREAM, EXISTS, WRONG_LOGIN, NO_HOST, DENIED, PRECONDITION = 1, 2, 5, 8, 12, 16, 17
+RESPONSE: Final = 0x8000
+NOWHERE: Final = 0xFFFF
 
 
 class Hangup(Exception):
@@ -42,26 +39,65 @@ class Hangup(Exception):
 
 @dataclass
 class StreamBroker:
-    """The stream and what a test may change about it."""
+    """The streams and what a test may change about them."""
 
     stream: str = "copy"
-    arguments: dict[str, str] | None = field(default_factory=dict)
-    """Those of the declaration; None if the stream does not exist."""
+    """The stream that is published to."""
 
+    arguments: dict[str, str] | None = field(default_factory=dict)
+    """Those of its declaration; None if it does not exist."""
+
+    streams: dict[str, list[bytes]] = field(default_factory=dict)
+    """The chunks of the other streams."""
+
+    committed_offset: int | None = None
+    """The end of what is committed of the other streams. None: everything is."""
+
+    user: str = "guest"
     password: str = "guest"
+    virtual_host: str = "/"
+    advertised: tuple[str, int] = ("a", 1)
+    """The address by which the cluster knows this node."""
+
+    leader: int | None = 0
+    """The reference of the leader: 0 is this node, 1 another one. None: there is none."""
+
     tracks_every: int = 3
     """After so many chunks the broker adds a tracking record of its own, which takes an offset."""
 
     chunk_messages: int = 4
     dies_after: int | None = None
+    """After so many more messages were stored, the connection dies, as a kill of the publisher does."""
+
     moves_after: int | None = None
     """After so many more messages or chunks the leader moves: publishers and subscriptions end."""
 
-    dies_on: int | None = None
-    """The command at which a connection dies."""
+    dies_on: int | frozenset[int] | None = None
+    """The commands at which a connection dies."""
 
     stalls_on: int | None = None
     """The command from which on a connection reads nothing more, and stays open."""
+
+    silent_on: frozenset[int] = frozenset()
+    """The commands that get no answer."""
+
+    garbles: frozenset[int] = frozenset()
+    """The commands that are answered by a response of an unknown key."""
+
+    halves: frozenset[int] = frozenset()
+    """The commands whose answer ends in its middle."""
+
+    closes_on: frozenset[int] = frozenset()
+    """The commands that the broker answers by closing the connection with a reason."""
+
+    refuses: dict[int, int] = field(default_factory=dict)
+    """The codes of commands that it refuses."""
+
+    late_seconds: float = 0.0
+    """The time that each answer takes."""
+
+    piece_size_bytes: int | None = None
+    """The size of the pieces in which all frames are sent. None: whole frames."""
 
     frame_size_bytes_max: int = 1 << 20
     """A larger frame ends the connection."""
@@ -87,7 +123,13 @@ class StreamBroker:
     port: int = 0
     next_offset: int = 0
     connections: int = 0
-    _chunks: int = 0
+    asked: list[int] = field(default_factory=list)
+    """The keys of all commands."""
+
+    heartbeats: list[int] = field(default_factory=list)
+    """The heartbeat of each client."""
+
+    _open: list[_Connection] = field(default_factory=list)
 
     @property
     def bodies(self) -> list[bytes]:
@@ -97,7 +139,49 @@ class StreamBroker:
     @property
     def url(self) -> str:
         """The URL of the stream."""
-        return f"rabbitmq-stream://127.0.0.1:{self.port}/{self.stream}"
+        return f"{self.address}/{self.stream}"
+
+    @property
+    def address(self) -> str:
+        """The URL of the broker."""
+        return f"rabbitmq-stream://127.0.0.1:{self.port}"
+
+    @property
+    def subscriptions(self) -> dict[int, str]:
+        """The streams of all subscriptions, by their numbers."""
+        return {number: each.stream for one in self._open for number, each in one.subscriptions.items()}
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for each in self._open:
+            each.writer.close()
+
+    def commit(self, offset: int) -> None:
+        """Commit what is below this offset, and deliver it to those who wait."""
+        self.committed_offset = offset
+        for each in self._open:
+            each.deliver()
+
+    def update(self, stream: str) -> None:
+        """Tell all clients that a stream is gone, as a broker does that restarts its replica."""
+        for each in self._open:
+            each.subscriptions.clear()
+            each.send(UPDATE, b"\0\6" + string(stream))
+
+    def known_chunks(self, stream: str) -> list[bytes] | None:
+        """The committed chunks of a stream. None if it does not exist."""
+        if stream == self.stream and self.arguments is not None:
+            return self.chunks()
+        end = self.committed_offset
+        return (
+            [
+                chunk
+                for chunk in self.streams[stream]
+                if end is None or ChunkHeader.decode(chunk, where=stream).next_offset <= end
+            ]
+            if stream in self.streams
+            else None
+        )
 
     def publish(self, reference: str, messages: list[tuple[int, bytes]]) -> None:
         """Store messages, as osiris does: repetitions are dropped, and the rest becomes a chunk."""
@@ -150,30 +234,39 @@ class StreamBroker:
 
 
 @asynccontextmanager
-async def running(broker: StreamBroker) -> AsyncIterator[StreamBroker]:
+async def running(broker: StreamBroker, tls: ssl.SSLContext | None = None) -> AsyncIterator[StreamBroker]:
     """Let the broker answer on a port of the loopback interface."""
-    open_now: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         broker.connections += 1
-        open_now.add(writer)
+        connection = _Connection(broker, reader, writer)
+        broker._open.append(connection)
         try:
-            await _Connection(broker, reader, writer).serve()
+            await connection.serve()
         except (Hangup, EOFError, OSError):
             pass
         finally:
-            open_now.discard(writer)
+            broker._open.remove(connection)
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", broker.port, ssl=tls)
     broker.port = server.sockets[0].getsockname()[1]
     try:
         yield broker
     finally:
         server.close()
-        for writer in list(open_now):
-            writer.close()
+        broker.hang_up()
         await server.wait_closed()
+
+
+@dataclass
+class _Subscription:
+    stream: str
+    offset: int
+    """Chunks that end before this offset are not delivered."""
+
+    credit: int
+    at: int = 0
 
 
 class _Connection:
@@ -182,8 +275,7 @@ class _Connection:
     ) -> None:
         self.broker, self.reader, self.writer = broker, reader, writer
         self.reference = ""
-        self.credit = self.at = 0
-        self.subscribed = False
+        self.subscriptions: dict[int, _Subscription] = {}
 
     async def serve(self) -> None:
         while True:
@@ -195,48 +287,70 @@ class _Connection:
             assert version == 1, raw
             if key == self.broker.stalls_on:
                 await asyncio.Event().wait()
+            self.broker.asked.append(key & 0x7FFF)
+            if self.broker.late_seconds:
+                await asyncio.sleep(self.broker.late_seconds)
             self.answer(key & 0x7FFF, raw[4:])
             await self.writer.drain()
 
     def answer(self, key: int, content: bytes) -> None:
-        if key == self.broker.dies_on:
+        if key == self.broker.dies_on or key in (self.broker.dies_on or ()):
             raise Hangup
         correlation, rest = content[:4], content[4:]
+        if key in self.broker.silent_on:
+            return None
+        if key in self.broker.garbles:
+            return self.send(RESPONSE | 99, b"garbage")
+        if key in self.broker.closes_on:
+            return self.send(CLOSE, bytes(4) + b"\0\x0f" + string("out of\nmemory"))
         match key:
-            case 1 | 5 | 7 | 13 | 15 | 17 | 18 | 19 | 21 | 22:
-                self.send(key | 0x8000, correlation + self.response(key, rest))
+            case 1 | 5 | 7 | 12 | 13 | 15 | 17 | 18 | 19 | 21 | 22:
+                self.send(
+                    key | RESPONSE, correlation + self.response(key, rest), half=key in self.broker.halves
+                )
                 self.after(key)
             case 2:
                 self.publish(content)
+            case 9 if content[0] not in self.subscriptions:
+                self.send(CREDIT | RESPONSE, b"\0\4" + content[:1])
             case 9:
-                self.credit += int.from_bytes(content[1:3], "big")
+                self.subscriptions[content[0]].credit += int.from_bytes(content[1:3], "big")
                 self.deliver()
-            case 20 | 23:
+            case 20:
+                self.broker.heartbeats.append(int.from_bytes(content[4:8], "big"))
+            case 23:
                 pass
             case _:
                 raise AssertionError(f"an unknown command: {key}")
+        return None
 
     def response(self, key: int, rest: bytes) -> bytes:
         broker, ok = self.broker, b"\0\1"
         exists = broker.arguments is not None
-        if key in (PROPERTIES, OPEN):
-            answered = {"version": "3.99.1"} if key == PROPERTIES else {"advertised_host": "127.0.0.1"}
-            if key == OPEN:
-                answered["advertised_port"] = str(broker.port)
-            return ok + pairs(answered)
+        if key in broker.refuses:
+            return broker.refuses[key].to_bytes(2, "big")
+        if key == PROPERTIES:
+            return ok + pairs({"version": "3.99.1"})
         if key == HANDSHAKE:
             return ok + b"\0\0\0\2" + string("PLAIN") + string("AMQPLAIN")
         if key == AUTHENTICATE:
-            return ok if rest.endswith(b"\0" + broker.password.encode()) else b"\0\x08"
+            login = b"\0".join((b"", broker.user.encode(), broker.password.encode()))
+            is_right = rest == string("PLAIN") + len(login).to_bytes(4, "big") + login
+            return ok if is_right else WRONG_LOGIN.to_bytes(2, "big")
+        if key == OPEN:
+            host, port = broker.advertised
+            known = {"advertised_host": host, "advertised_port": str(port)}
+            is_there = text(rest) == (broker.virtual_host, b"")
+            return ok + pairs(known) if is_there else NO_HOST.to_bytes(2, "big")
         if key == METADATA:
-            named, _ = text(rest[4:])
-            known = exists and named == broker.stream
-            node = b"\0\0" + string("127.0.0.1") + broker.port.to_bytes(4, "big")
-            code = b"\0\1\0\0" if known else b"\0\2\xff\xff"
-            return b"\0\0\0\1" + node + b"\0\0\0\1" + string(named) + code + bytes(4)
+            return self.metadata(rest)
         if key == CREATE:
             return self.create(rest)
-        if not exists and key in (DECLARE, QUERY, SUBSCRIBE):
+        if key == SUBSCRIBE:
+            return self.subscribe(rest)
+        if key == UNSUBSCRIBE:
+            return ok if self.subscriptions.pop(rest[0], None) else b"\0\4"
+        if not exists and key in (DECLARE, QUERY):
             return b"\0\2" + bytes(8)
         if key == DECLARE:
             self.reference, _ = text(rest[1:])
@@ -244,11 +358,34 @@ class _Connection:
         if key == QUERY:
             reference, _ = text(rest)
             return ok + broker.sequences.get(reference, 0).to_bytes(8, "big")
-        if key == SUBSCRIBE:
-            named, after = text(rest[1:])
-            assert (named, after[:2]) == (broker.stream, b"\0\1"), "from the first"
-            self.subscribed, self.credit = True, int.from_bytes(after[2:4], "big")
         return ok
+
+    def metadata(self, rest: bytes) -> bytes:
+        broker = self.broker
+        named, nothing = text(rest[4:])
+        assert (rest[:4], nothing) == (b"\0\0\0\1", b"")
+        code, leader = OK, NOWHERE if broker.leader is None else broker.leader
+        if broker.known_chunks(named) is None:
+            code, leader = NO_STREAM, NOWHERE
+        nodes = b""
+        for reference, (host, port) in enumerate([broker.advertised, ("b", 2)]):
+            nodes += reference.to_bytes(2, "big") + string(host) + port.to_bytes(4, "big")
+        about = string(named) + struct.pack(">HHI", code, leader, 0)
+        return b"\0\0\0\2" + nodes + b"\0\0\0\1" + about
+
+    def subscribe(self, rest: bytes) -> bytes:
+        named, after = text(rest[1:])
+        kind, offset = int.from_bytes(after[:2], "big"), 0
+        if kind == 4:
+            offset = int.from_bytes(after[2:10], "big")
+            after = after[8:]
+        assert kind in (1, 4), "from the first, or at an offset"
+        assert len(after) == 4, "no properties"
+        if self.broker.known_chunks(named) is None:
+            return NO_STREAM.to_bytes(2, "big")
+        assert rest[0] not in self.subscriptions
+        self.subscriptions[rest[0]] = _Subscription(named, offset, int.from_bytes(after[2:4], "big"))
+        return b"\0\1"
 
     def create(self, rest: bytes) -> bytes:
         _, after = text(rest)
@@ -292,16 +429,22 @@ class _Connection:
         return None
 
     def deliver(self) -> None:
-        chunks = self.broker.chunks()
-        while self.subscribed and self.credit and self.at < len(chunks):
-            if self.moves():
-                self.subscribed = False
-                return
-            # A chunk of a publisher with a name has a trailer, which its header states and no delivery has.
-            chunk = bytearray(chunks[self.at])
-            chunk[40:44] = (17).to_bytes(4, "big")
-            self.send(DELIVER, b"\1" + bytes(chunk))
-            self.at, self.credit = self.at + 1, self.credit - 1
+        for number, each in list(self.subscriptions.items()):
+            chunks = self.broker.known_chunks(each.stream) or []
+            while each.credit and each.at < len(chunks):
+                chunk, each.at = bytearray(chunks[each.at]), each.at + 1
+                header = ChunkHeader.decode(chunk, where=each.stream)
+                if header.next_offset <= each.offset:
+                    continue
+                if self.moves():
+                    self.subscriptions.clear()
+                    return
+                # A named publisher's chunk has a trailer, which its header states and no delivery has.
+                chunk[40:44] = (17).to_bytes(4, "big")
+                each.credit -= 1
+                self.send(
+                    DELIVER, bytes((number,)) + chunk[:48] + chunk[header.data_start : header.trailer_start]
+                )
 
     def moves(self) -> bool:
         """Tell the client that the leader moved if it is time. The connection stays, and is silent."""
@@ -313,8 +456,11 @@ class _Connection:
             self.broker.moves_after -= 1
         return False
 
-    def send(self, key: int, content: bytes) -> None:
-        self.writer.write(struct.pack(">IHH", 4 + len(content), key, 1) + content)
+    def send(self, key: int, content: bytes, *, half: bool = False) -> None:
+        raw = struct.pack(">IHH", 4 + len(content), key, 1) + content
+        raw = raw[: len(raw) // 2] if half else raw
+        for begin in range(0, len(raw), self.broker.piece_size_bytes or len(raw)):
+            self.writer.write(raw[begin : begin + (self.broker.piece_size_bytes or len(raw))])
 
 
 def string(value: str) -> bytes:

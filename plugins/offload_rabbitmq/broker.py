@@ -4,7 +4,7 @@
 a consumer is sent committed chunks only. So a question is a subscription at an offset, with credit for one
 chunk, which ends with the delivery. It moves one chunk, and leaves nothing in the broker. A subscription to
 everything would move every byte twice. `StreamStats`, and the committed chunk id in deliveries, exist from
-RabbitMQ 3.11 on, and not in `rstream`.
+RabbitMQ 3.11 on.
 
 **Which node leads.** A Metadata request names the leader's address. It is compared with the address by which
 the cluster knows the node of this connection. So the URL is that of the node beside the files, and not that
@@ -19,27 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, product
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from rstream import schema
-from rstream.client import Client
-from rstream.constants import OffsetType
-
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
+from offload.formats.chunk import ChunkHeader
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded, OffloadError, TryAgain
 from offload_rabbitmq.connection import KeptConnection
-from offload_rabbitmq.stream_place import BrokerEndpoint
-
-SCHEMES: Final = ("rabbitmq-stream", "rabbitmq-stream+tls")
-PORTS: Final = {"rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
-DEFAULT_LOGIN: Final = "guest"
-"""The user and the password of a new broker, which it accepts from its own machine only."""
+from offload_rabbitmq.stream_answers import leader_of
+from offload_rabbitmq.stream_connection import StreamConnection
+from offload_rabbitmq.stream_frames import Frame, Key
+from offload_rabbitmq.stream_place import GUEST, PORTS, BrokerEndpoint, tls_of
+from offload_rabbitmq.stream_wire import OffsetKind, OffsetSpec
 
 NAMES_MAX: Final = 18
 """All names with up to four `_` or `.`, the first two tried twice. A name costs one request, once."""
@@ -66,9 +61,9 @@ def open_broker(url: str, *, user: str | None, password: str | None, env: Env) -
         host=parts.hostname,
         port=port or PORTS[parts.scheme],
         virtual_host=unquote(parts.path.removeprefix("/")) or "/",
-        user=DEFAULT_LOGIN if user is None else user,
-        password=DEFAULT_LOGIN if password is None else password,
-        tls=ssl.create_default_context() if parts.scheme.endswith("+tls") else None,
+        user=GUEST if user is None else user,
+        password=GUEST if password is None else password,
+        tls=tls_of(parts.scheme),
     )
     return RabbitmqBroker(endpoint, env=env)
 
@@ -107,15 +102,21 @@ class RabbitmqBroker(BrokerView):
         number = await self._numbers.get()
         delivery: asyncio.Future[CommittedChunk | None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = name, delivery
-        used: list[Client] = []
+        used: list[StreamConnection] = []
 
-        async def subscribe(client: Client) -> None:
-            used.append(client)
-            where = schema.OffsetSpec.from_params(OffsetType.OFFSET, offset)
-            await client.subscribe(name, number, where, initial_credit=1)
+        async def subscribe(connection: StreamConnection) -> None:
+            used.append(connection)
+            await connection.ask(
+                Key.SUBSCRIBE,
+                subscription=number,
+                stream=name,
+                offset=OffsetSpec(OffsetKind.OFFSET, offset),
+                credit=1,
+                doing=f"deliver stream {name!r}",
+            )
 
         try:
-            await self._connection.run(subscribe, f"subscribe to {name!r}")
+            await self._connection.run(subscribe)
             chunk = await delivery
         except NotOffloaded:
             self._names.pop(stream, None)
@@ -142,11 +143,12 @@ class RabbitmqBroker(BrokerView):
         await self._connection.aclose()
 
     async def _leader(self, name: str) -> str:
-        async def metadata(client: Client) -> str:
-            leader, _ = await client.query_leader_and_replicas(name)
+        async def metadata(connection: StreamConnection) -> str:
+            answer = await connection.ask(Key.METADATA, streams=[name], doing=f"name the leader of {name!r}")
+            leader = leader_of(answer, name, self.url)
             return f"{leader.host}:{leader.port}"
 
-        return await self._connection.run(metadata, f"leader of {name!r}")
+        return await self._connection.run(metadata)
 
     async def _name_of(self, stream: str) -> str:
         """Return the name that the broker has for a folder. Raises `NotOffloaded` if it has none."""
@@ -168,15 +170,16 @@ class RabbitmqBroker(BrokerView):
         vhost = self._connection.endpoint.virtual_host
         raise NotOffloaded(f"{self.url}: virtual host {vhost!r} has no stream for the folder {stream!r}")
 
-    def _on_deliver(self, chunk: schema.Deliver) -> None:
-        _, delivery = self._waiting.get(chunk.subscription_id, ("", None))
+    def _on_deliver(self, deliver: Frame) -> None:
+        _, delivery = self._waiting.get(deliver["subscription"], ("", None))
         if delivery is not None and not delivery.done():
+            header = ChunkHeader.decode(deliver["chunk"], where=self.url)
             delivery.set_result(
                 CommittedChunk(
-                    first_offset=chunk.chunk_first_offset,
-                    next_offset=chunk.chunk_first_offset + chunk.num_records,
-                    epoch=chunk.epoch,
-                    crc=chunk.chunk_crc,
+                    first_offset=header.offset,
+                    next_offset=header.next_offset,
+                    epoch=header.epoch,
+                    crc=header.crc,
                 )
             )
 
@@ -185,11 +188,15 @@ class RabbitmqBroker(BrokerView):
             if name in (None, stream) and not delivery.done():
                 delivery.set_result(None)
 
-    async def _release(self, number: int, used: list[Client]) -> None:
+    async def _release(self, number: int, used: list[StreamConnection]) -> None:
         """End a subscription. Its number is free afterwards."""
+
+        async def unsubscribe(connection: StreamConnection) -> None:
+            await connection.ask(Key.UNSUBSCRIBE, subscription=number, doing="end a subscription")
+
         if used and self._connection.holds(used[0]):
             with suppress(OffloadError):  # it did not exist, or it ended with the connection
-                await self._connection.run(lambda client: client.unsubscribe(number), "unsubscribe")
+                await self._connection.run(unsubscribe)
         self._numbers.put_nowait(number)
 
 

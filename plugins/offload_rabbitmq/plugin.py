@@ -61,6 +61,5 @@ def offload_brokers() -> Sequence[BrokerType]:
             name="rabbitmq-stream",
             target="offload_rabbitmq.broker:open_broker",
             schemes=("rabbitmq-stream", "rabbitmq-stream+tls"),
-            needs="ledger-offload[broker]",
         )
     ]

@@ -217,17 +217,21 @@ class StreamConnection:
     async def _content(self) -> bytes:
         """Read the next frame without its size."""
         [size_bytes] = SIZE.unpack(await self._reader.readexactly(SIZE.size))
+        # Before the rest is read: of another service it may never come.
+        self._check_size(size_bytes, CHUNK_FRAME_BYTES_MAX if self._tuned.done() else FRAME_BYTES_MAX)
         head = await self._reader.readexactly(FRAME_SIZE_BYTES_MIN)
-        is_chunk = head.startswith(DELIVER) and self._tuned.done()
-        size_bytes_max = CHUNK_FRAME_BYTES_MAX if is_chunk else FRAME_BYTES_MAX
-        if not FRAME_SIZE_BYTES_MIN <= size_bytes <= size_bytes_max:
-            raise TryAgain(f"{self.where}: it sent a frame of {size_bytes} bytes: this is no stream listener")
+        is_chunk = head.startswith(DELIVER)
+        self._check_size(size_bytes, CHUNK_FRAME_BYTES_MAX if is_chunk else FRAME_BYTES_MAX)
         left_bytes = size_bytes - len(head)
         kept_bytes = min(left_bytes, self._chunk_bytes_max) if is_chunk else left_bytes
         content = head + await self._reader.readexactly(kept_bytes)
         for begin in range(kept_bytes, left_bytes, PIECE_SIZE_BYTES):
             await self._reader.readexactly(min(PIECE_SIZE_BYTES, left_bytes - begin))
         return content
+
+    def _check_size(self, size_bytes: int, size_bytes_max: int) -> None:
+        if not FRAME_SIZE_BYTES_MIN <= size_bytes <= size_bytes_max:
+            raise TryAgain(f"{self.where}: it sent a frame of {size_bytes} bytes: this is no stream listener")
 
     def _receive(self, frame: Frame) -> None:
         if frame.is_response:

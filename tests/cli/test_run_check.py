@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import offload
 from osiris_data import DATA
-from stream_port import StreamPort, in_a_thread
+from stream_broker import StreamBroker, beside
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_the_broker_says_who_leads_each_stream(config: Path, tmp_path: Path) -> 
     (tmp_path / "source" / "__lost_1795475023045925838").symlink_to(restored)
     text = config.read_text()
 
-    with in_a_thread(StreamPort(streams={"two": []}, password="hush")) as port:
-        broker = f'broker = "rabbitmq-stream://127.0.0.1:{port.port}"\n'
+    with beside(StreamBroker(streams={"two": []}, password="hush")) as port:
+        broker = f'broker = "{port.address}"\n'
         config.write_text(f'{broker}broker_password = "hush"\n{text}')
         ran, document = (
             offload("run", "--check", config),
@@ -154,7 +154,7 @@ def test_the_broker_says_who_leads_each_stream(config: Path, tmp_path: Path) -> 
     assert "note: stream 'one': the broker does not say who leads: " in ran.text
     assert document["leaders"] == {"__lost_1795475023045925838": {"address": "a:1", "is_asked": True}}
     assert "PROBLEM: the broker: " in refused.text
-    assert "user 'guest', virtual host '/': AuthenticationFailure" in refused.text
+    assert "refused to log 'guest' in: the user or the password is wrong" in refused.text
     assert "hush" not in ran.text + refused.text + ran.stderr + refused.stderr
 
 

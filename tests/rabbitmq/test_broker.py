@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from certificates import certificate, served
 from kit.world import Clock
-from offload_rabbitmq import connection
+from offload_rabbitmq import addresses, connection, stream_connection
 from offload_rabbitmq.broker import RabbitmqBroker
-from rstream.client import Client
-from stream_port import SUBSCRIBE, PortFault, StreamPort
+from stream_broker import (
+    DENIED,
+    METADATA,
+    OF_A_STREAM,
+    OPEN,
+    PROPERTIES,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    StreamBroker,
+    running,
+)
 
 from offload import Session, build_chunk
 from offload.contracts.broker import CommittedChunk, LeadingNode
 from offload.formats.chunk import ChunkHeader
+from offload.ground.env import Env
 from offload.ground.errors import Denied, Misuse, NotOffloaded, OffloadError, TryAgain
 
 FOLDER: Final = "__orders_1795238999142852734"
@@ -43,34 +56,37 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def impatient_with(fault: PortFault | None) -> Iterator[None]:
-    """Wait less for what the fault leaves out, and only while it is there."""
+def impatient(name: str) -> Iterator[None]:
+    """Wait less for an answer or a login that does not come."""
     with pytest.MonkeyPatch.context() as patched:
-        if fault is PortFault.MUTE:
-            patched.setattr(connection, "CONNECT_SECONDS", 0.3)
-        elif fault in (PortFault.MUTE_WHEN_ASKED, PortFault.HANGS_UP, PortFault.GARBAGE):
-            patched.setattr(connection, "ANSWER_SECONDS", 0.3)
+        patched.setattr(connection, name, 0.3)
         yield
 
 
 class World:
-    """A port that has one stream, and a view of it with a clock of its own."""
+    """A broker that has one stream, and a view of it with a clock of its own."""
 
-    def __init__(self, **port: Any) -> None:
-        self.clock, self.port = Clock(), StreamPort(streams={"orders": list(CHUNKS)}, **port)
+    def __init__(self, committed_offset: int = 0, **port: Any) -> None:
+        self.clock, streams = Clock(), {"orders": list(CHUNKS)}
+        self.port = StreamBroker(streams=streams, committed_offset=committed_offset, **port)
+
+    @property
+    def env(self) -> Env:
+        """The clock of the test, and a sleep that waits, because a connection beats in it."""
+        return replace(self.clock.env(), sleep=asyncio.sleep)
 
     @asynccontextmanager
     async def broker(self, url: str = "", **login: str) -> AsyncIterator[RabbitmqBroker]:
         """Yield the view, opened by its URL."""
-        async with Session(env=self.clock.env()) as session:
-            opened = session.broker(url or f"rabbitmq-stream://127.0.0.1:{self.port.port}", **login)
+        async with Session(env=self.env) as session:
+            opened = session.broker(url or self.port.address, **login)
             assert isinstance(opened, RabbitmqBroker)
             yield opened
 
 
 def run(world: World, scenario: Callable[[RabbitmqBroker], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(120), world.port.serve(), world.broker() as broker:
+        async with asyncio.timeout(120), running(world.port), world.broker() as broker:
             await scenario(broker)
 
     asyncio.run(main())
@@ -120,29 +136,22 @@ class TestQuestions:
 
         run(world, scenario)
 
-    def test_a_question_is_given_up_although_the_client_loses_the_cancellation(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As `wait_for` of Python 3.11 does if the answer comes at that moment."""
-        subscribe, answered = Client.subscribe, asyncio.Event()
-
-        async def losing(client: Client, *given: Any, **named: Any) -> None:
-            await subscribe(client, *given, **named)
-            answered.set()
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-
-        monkeypatch.setattr(Client, "subscribe", losing)
+    @pytest.mark.parametrize("steps", range(12))
+    def test_a_question_that_is_given_up_at_any_moment_leaves_nothing_in_the_broker(self, steps: int) -> None:
         world = World()
 
         async def scenario(broker: RabbitmqBroker) -> None:
+            await broker.leader(FOLDER)
             waiting = asyncio.ensure_future(broker.committed(FOLDER, 30))
-            await answered.wait()
+            for _ in range(steps):
+                await asyncio.sleep(0)
             waiting.cancel()
-            async with asyncio.timeout(60):
-                await asyncio.wait([waiting])
+            await asyncio.wait([waiting])
             assert waiting.cancelled()
-            await until(lambda: not world.port.subscriptions)
+            await until(lambda: world.port.asked.count(SUBSCRIBE) == world.port.asked.count(UNSUBSCRIBE))
+            world.port.commit(40)
+            assert await broker.committed(FOLDER, 30) == committed_chunk(3)
+            assert (world.port.connections, broker.error) == (1, None)
 
         run(world, scenario)
 
@@ -172,7 +181,7 @@ class TestQuestions:
 
     def test_a_stream_without_a_leader_can_still_be_asked_about(self) -> None:
         async def scenario(broker: RabbitmqBroker) -> None:
-            with pytest.raises(TryAgain, match="LeaderNotAvailable"):
+            with pytest.raises(TryAgain, match="stream 'orders' has no leader now"):
                 await broker.leader(FOLDER)
             assert broker.error is None
             assert await broker.committed(FOLDER, 10) == committed_chunk(1)
@@ -195,33 +204,180 @@ class TestFailures:
     """Each failure is an error of the framework within the bound, and passes."""
 
     TABLE: Final = {
-        PortFault.MUTE: (TryAgain, "cannot connect: TimeoutError", True),
-        PortFault.MUTE_WHEN_ASKED: (TryAgain, "no answer within", True),
-        PortFault.HANGS_UP: (TryAgain, "no answer within", True),
-        PortFault.GARBAGE: (TryAgain, "no answer within", True),
-        PortFault.FORBIDS: (Denied, "AccessRefused", False),
+        "mute": ({"silent_on": {PROPERTIES}}, TryAgain, "did not answer in time: begin", True),
+        "mute when asked": ({"silent_on": {SUBSCRIBE}}, TryAgain, "in time: deliver stream 'orders'", True),
+        "hangs up": ({"dies_on": OF_A_STREAM}, TryAgain, "the connection broke", True),
+        "garbage": ({"garbles": OF_A_STREAM}, TryAgain, "did not answer in time: name the leader", True),
+        "half an answer": ({"halves": {METADATA}}, TryAgain, "did not answer in time: name the leader", True),
+        "half a login": ({"halves": {OPEN}}, TryAgain, "in time: open the virtual host '/'", True),
+        "closes": (
+            {"closes_on": {SUBSCRIBE}},
+            TryAgain,
+            r"closed the connection \('out of\\nmemory'\)",
+            True,
+        ),
+        "forbids": ({"refuses": {SUBSCRIBE: DENIED}}, Denied, "grant the permission read", False),
+        "states no limits": ({"heartbeat_seconds": None}, TryAgain, "in time: state its limits", True),
     }
 
-    @pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name.lower())
-    def test_a_failure_is_an_error_in_time_and_passes(self, fault: PortFault) -> None:
-        kind, words, is_of_broker = self.TABLE[fault]
-        world = World(committed_offset=40, fault=fault)
+    @pytest.mark.parametrize("fault", TABLE)
+    def test_a_failure_is_an_error_in_time_and_passes(self, fault: str) -> None:
+        faults, kind, words, is_of_broker = self.TABLE[fault]
+        world = World(committed_offset=40, **faults)
 
         async def scenario(broker: RabbitmqBroker) -> None:
-            with impatient_with(fault), pytest.raises(kind, match=words) as caught:
+            with (
+                impatient("ANSWER_SECONDS"),
+                impatient("CONNECT_SECONDS"),
+                pytest.raises(kind, match=words) as caught,
+            ):
                 await broker.committed(FOLDER, 10)
-            assert broker.error == (caught.value if is_of_broker else None)
+            assert str(broker.error) == (str(caught.value) if is_of_broker else "None")
             before = world.port.connections
             for _ in range(3 if is_of_broker else 0):
                 with pytest.raises(kind):
                     await broker.committed(FOLDER, 10)
             assert world.port.connections == before, "it is left alone for a while"
-            world.port.fault = None
+            for name in faults:
+                setattr(world.port, name, getattr(StreamBroker(), name))
             world.clock.now += connection.BACKOFF_SECONDS_MAX
             assert await broker.committed(FOLDER, 10) == committed_chunk(1)
             assert broker.error is None
 
         run(world, scenario)
+
+    def test_a_connection_that_many_questions_wait_for_fails_once(self) -> None:
+        """Otherwise a hundred streams would keep the broker unasked for a minute."""
+        world = World()
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            await broker.leader(FOLDER)
+            world.port.dies_on = SUBSCRIBE
+            asked = [broker.committed(FOLDER, 30) for _ in range(50)]
+            errors = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(each) for each in errors} == {TryAgain}
+            world.port.dies_on = None
+            world.clock.now += 2.0
+            world.port.commit(40)
+            assert await broker.committed(FOLDER, 30) == committed_chunk(3)
+
+        run(world, scenario)
+
+    @pytest.mark.parametrize("size_bytes", [1, 7, 4096])
+    def test_frames_may_come_in_pieces_and_late(self, size_bytes: int) -> None:
+        world = World(committed_offset=40, piece_size_bytes=size_bytes, late_seconds=0.01)
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            assert await broker.leader(FOLDER) == LeadingNode(address="a:1", is_asked=True)
+            assert await broker.committed(FOLDER, 10) == committed_chunk(1)
+
+        run(world, scenario)
+
+    def test_an_answer_that_comes_after_its_question_is_not_taken_for_another(self) -> None:
+        world = World(committed_offset=40)
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            await broker.leader(FOLDER)
+            world.port.late_seconds = 0.05
+            waiting = asyncio.ensure_future(broker.committed(FOLDER, 10))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            assert await broker.committed(FOLDER, 20) == committed_chunk(2)
+            assert (world.port.connections, broker.error) == (1, None)
+
+        run(world, scenario)
+
+    def test_of_a_large_chunk_the_header_is_kept_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World(committed_offset=40)
+        bodies = [bytes(1_000_000)] * 9
+        world.port.streams["orders"] = [build_chunk(bodies, offset=0, timestamp_ms=1, epoch=3)]
+        kept: list[int] = []
+        decode = stream_connection.decode
+
+        def noting(content: bytes, *given: Any, **named: Any) -> Any:
+            kept.append(len(content))
+            return decode(content, *given, **named)
+
+        monkeypatch.setattr(stream_connection, "decode", noting)
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            assert (await broker.committed(FOLDER, 4)).next_offset == 9
+            assert (await broker.leader(FOLDER)).is_asked
+
+        run(world, scenario)
+        assert max(kept) < 5_000
+
+    def test_a_heartbeat_is_agreed_on_although_the_broker_wants_none(self) -> None:
+        world = World(heartbeat_seconds=0)
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            await broker.leader(FOLDER)
+            assert world.port.heartbeats == [60]
+
+        run(world, scenario)
+
+    def test_a_broker_that_falls_silent_ends_the_questions(self) -> None:
+        world = World(heartbeat_seconds=1)
+
+        async def scenario(broker: RabbitmqBroker) -> None:
+            waiting = asyncio.ensure_future(broker.committed(FOLDER, 30))
+            await until(lambda: bool(world.port.subscriptions))
+            world.clock.now += 3.0
+            with pytest.raises(TryAgain):
+                await waiting
+
+        run(world, scenario)
+
+    def test_a_name_that_is_not_resolved_blocks_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither the loop, nor the threads of file access, nor the end of the process."""
+        asked, go_on = threading.Event(), threading.Event()
+
+        def never(*given: Any, **named: Any) -> Any:
+            asked.set()
+            go_on.wait(60)
+            raise OSError("Name or service not known")
+
+        monkeypatch.setattr(addresses.socket, "getaddrinfo", never)
+
+        async def scenario() -> None:
+            async with World().broker("rabbitmq-stream://slow.example:5552") as broker:
+                with impatient("CONNECT_SECONDS"), pytest.raises(TryAgain, match="no answer"):
+                    await broker.leader(FOLDER)
+
+        begun = time.monotonic()
+        asyncio.run(scenario())
+
+        assert asked.is_set()
+        assert time.monotonic() - begun < 30
+        go_on.set()
+
+    def test_a_name_without_an_address_is_an_error_at_once(self) -> None:
+        async def scenario() -> None:
+            for host in ("nowhere.invalid", "a" * 70 + ".example"):
+                async with World().broker(f"rabbitmq-stream://{host}:5552") as broker:
+                    with pytest.raises(TryAgain, match="cannot be reached"):
+                        await broker.leader(FOLDER)
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        "greeting",
+        [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-x\r\n", b"\x15\3\1\0\2\2\x46", b"\0\0\0\0\0\0\0\0"],
+    )
+    def test_another_service_is_no_stream_listener(self, greeting: bytes) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(greeting)
+            await reader.read()
+            writer.close()
+
+        async def scenario() -> None:
+            async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+                port = server.sockets[0].getsockname()[1]
+                async with World().broker(f"rabbitmq-stream://127.0.0.1:{port}") as broker:
+                    with pytest.raises(TryAgain, match="this is no stream listener"):
+                        await broker.leader(FOLDER)
+
+        asyncio.run(scenario())
 
     def test_a_connection_that_breaks_ends_the_questions_on_it(self) -> None:
         world = World()
@@ -251,7 +407,7 @@ class TestFailures:
     def test_a_broker_that_is_down_is_an_error_at_once(self) -> None:
         async def scenario() -> None:
             world = World()
-            async with world.port.serve():
+            async with running(world.port):
                 pass
             async with world.broker() as broker:
                 with pytest.raises(TryAgain, match="Connect call failed"):
@@ -263,7 +419,6 @@ class TestFailures:
     def test_a_refused_login_is_an_error_that_shows_no_password(
         self, how: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Nor does the log of the library at level debug, which has every frame."""
         caplog.set_level(logging.DEBUG)
         world = World(user="me", password="hush-hush")
         folder, path, login = FOLDER, "", {"user": "me", "password": "hush-hush"}
@@ -276,8 +431,8 @@ class TestFailures:
                 folder, path = "elsewhere_orders_17", "/elsewhere"
 
         async def scenario() -> str:
-            async with world.port.serve():
-                url = f"rabbitmq-stream://127.0.0.1:{world.port.port}{path}"
+            async with running(world.port):
+                url = f"{world.port.address}{path}"
                 async with world.broker(url, **login) as broker:
                     with pytest.raises(Denied) as caught:
                         await broker.leader(folder)
@@ -289,14 +444,14 @@ class TestFailures:
         assert "until the broker answers, hold_back applies" in caplog.text
 
     def test_a_failure_is_logged_once_and_so_is_its_end(self, caplog: pytest.LogCaptureFixture) -> None:
-        world = World(committed_offset=40, fault=PortFault.MUTE_WHEN_ASKED)
+        world = World(committed_offset=40, silent_on=OF_A_STREAM)
 
         async def scenario(broker: RabbitmqBroker) -> None:
             for _ in range(3):
-                with impatient_with(PortFault.MUTE_WHEN_ASKED), pytest.raises(TryAgain):
+                with impatient("ANSWER_SECONDS"), pytest.raises(TryAgain):
                     await broker.leader(FOLDER)
                 world.clock.now += connection.BACKOFF_SECONDS_MAX
-            world.port.fault = None
+            world.port.silent_on = frozenset()
             await broker.leader(FOLDER)
 
         run(world, scenario)
@@ -311,7 +466,7 @@ def test_a_connection_with_tls_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
     made, world = certificate(tmp_path), World()
 
     async def leader() -> LeadingNode | OffloadError:
-        async with world.port.serve(served(made)) as port:
+        async with running(world.port, served(made)) as port:
             url = f"rabbitmq-stream+tls://127.0.0.1:{port.port}"
             async with world.broker(url) as broker:
                 try:
@@ -320,8 +475,8 @@ def test_a_connection_with_tls_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
                     return error
 
     stranger = asyncio.run(leader())
-    assert isinstance(stranger, TryAgain)
-    assert "certificate verify failed" in str(stranger)
+    assert isinstance(stranger, Denied)
+    assert "its certificate is not trusted: self-signed certificate" in str(stranger)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
     assert asyncio.run(leader()) == LeadingNode(address="a:1", is_asked=True)
 
