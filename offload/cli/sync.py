@@ -72,8 +72,8 @@ NewPart = Annotated[
     ),
 ]
 SYNC_UPLOADS_MAX: Final = 2
-"""Each upload takes 64 MiB of memory, which is cleared first. On a machine with two cores, two uploads were
-as fast as four, also with a delay of 50 ms for each request."""
+"""Each upload takes 64 MiB of memory. Beside a broker, memory and CPU count more than the last seventh of the
+rate: docs/benchmarks.md compares two uploads with four."""
 UploadsAtOnce = Annotated[
     int,
     typer.Option(
