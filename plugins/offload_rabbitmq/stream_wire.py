@@ -3,8 +3,8 @@
 Integers are big-endian. A string has its length in 16 bits before it, counted in bytes of UTF-8. Bytes have
 theirs in 32 bits, and so have arrays the count of their items. The length -1 is null.
 
-The peer may be wrong or hostile. A length or a count is compared with the bytes that are left before anything
-is made from it. So a frame takes time and memory in proportion to the bytes that have arrived. This module
+The peer may be wrong or hostile. Nothing is made from a length before the bytes are there, and every item of
+an array has bytes. So a frame takes time and memory in proportion to the bytes that have arrived. This module
 does no I/O.
 """
 
@@ -63,7 +63,6 @@ class FieldType(ABC, Generic[T]):
     absent: Callable[[], T]
     """Makes the value of a field that a frame leaves out."""
 
-    size_bytes_min: int
     may_end: bool = False
     """True if a frame may end before this field."""
 
@@ -83,7 +82,6 @@ class Number(FieldType[int]):
 
     def __init__(self, code: str) -> None:
         self.code, self.layout = code, struct.Struct(f">{code}")
-        self.size_bytes_min = self.layout.size
 
     def read(self, frame: FrameCursor) -> int:
         """See `FieldType.read`."""
@@ -106,7 +104,7 @@ _LENGTH_32: Final = struct.Struct(">i")
 class _Text(FieldType[str]):
     """A string. Null is read as the empty one, and bytes that are no UTF-8 as their escapes."""
 
-    absent, size_bytes_min = str, _LENGTH_16.size
+    absent = str
 
     def read(self, frame: FrameCursor) -> str:
         [size_bytes] = frame.unpack(_LENGTH_16)
@@ -127,7 +125,7 @@ class _Text(FieldType[str]):
 class _TextOrNone(FieldType[str | None]):
     """A string that may be null."""
 
-    absent, size_bytes_min = type(None), _LENGTH_16.size
+    absent = type(None)
 
     def read(self, frame: FrameCursor) -> str | None:
         is_null = frame.raw.startswith(b"\xff\xff", frame.at)
@@ -144,7 +142,7 @@ class _TextOrNone(FieldType[str | None]):
 class _BytesOrNone(FieldType[bytes | None]):
     """Bytes that may be null."""
 
-    absent, size_bytes_min = type(None), _LENGTH_32.size
+    absent = type(None)
 
     def __init__(self, *, may_end: bool = False) -> None:
         self.may_end = may_end
@@ -172,7 +170,7 @@ class SubEntry(NamedTuple):
 class _Message(FieldType[bytes | SubEntry]):
     """A published message. The top bit of its first byte is set in a sub-batch."""
 
-    absent, size_bytes_min = bytes, U32.size_bytes_min
+    absent = bytes
     _SUB_ENTRY: Final = struct.Struct(">BHII")
 
     def read(self, frame: FrameCursor) -> bytes | SubEntry:
@@ -209,7 +207,7 @@ class OffsetSpec(NamedTuple):
 class _Offset(FieldType[OffsetSpec]):
     """A place in a stream: its kind, and the value of those that have one."""
 
-    absent, size_bytes_min = partial(OffsetSpec, OffsetKind.NONE), U16.size_bytes_min
+    absent = partial(OffsetSpec, OffsetKind.NONE)
     _VALUES: Final[Mapping[int, Number]] = {OffsetKind.OFFSET: U64, OffsetKind.TIMESTAMP: I64}
 
     def read(self, frame: FrameCursor) -> OffsetSpec:
@@ -228,14 +226,13 @@ class _Offset(FieldType[OffsetSpec]):
 class _Pairs(FieldType[Mapping[str, str]]):
     """A map of strings. If a name comes twice, the later value counts."""
 
-    absent, size_bytes_min = dict, U32.size_bytes_min
+    absent = dict
 
     def __init__(self, *, may_end: bool = False) -> None:
         self.may_end = may_end
 
     def read(self, frame: FrameCursor) -> Mapping[str, str]:
-        count = counted(frame, 2 * TEXT.size_bytes_min)
-        return {TEXT.read(frame): TEXT.read(frame) for _ in range(count)}
+        return {TEXT.read(frame): TEXT.read(frame) for _ in range(U32.read(frame))}
 
     def write(self, value: Mapping[str, str], out: list[bytes]) -> None:
         out.append(_LENGTH_32.pack(len(value)))
@@ -247,17 +244,16 @@ class _Pairs(FieldType[Mapping[str, str]]):
 class Array(FieldType[Sequence[Any]]):
     """A list of items. An item of several fields is a tuple, and an item of one field is its value."""
 
-    absent, size_bytes_min = list, U32.size_bytes_min
+    absent = list
 
     def __init__(self, **fields: FieldType[Any]) -> None:
         self.fields, self._kinds = fields, tuple(fields.values())
-        self._item_size_bytes_min = sum(each.size_bytes_min for each in self._kinds)
         numbers = [each.code for each in self._kinds if isinstance(each, Number)]
         self._numbers = struct.Struct(">" + "".join(numbers)) if len(numbers) == len(self._kinds) else None
 
     def read(self, frame: FrameCursor) -> Sequence[Any]:
         """See `FieldType.read`."""
-        count = counted(frame, self._item_size_bytes_min)
+        count = U32.read(frame)
         if self._numbers is not None:  # thousands of confirmed ids are read in one call
             found: Iterable[Any] = self._numbers.iter_unpack(frame.take(count * self._numbers.size))
         else:
@@ -274,8 +270,6 @@ class Array(FieldType[Sequence[Any]]):
 
 class _Rest(FieldType[memoryview]):
     """All that is left of the frame, as a view of it."""
-
-    size_bytes_min = 0
 
     def absent(self) -> memoryview:
         return memoryview(b"")
@@ -297,11 +291,3 @@ OFFSET: Final = _Offset()
 PAIRS: Final = _Pairs()
 PAIRS_AT_END: Final = _Pairs(may_end=True)
 REST: Final = _Rest()
-
-
-def counted(frame: FrameCursor, item_size_bytes_min: int) -> int:
-    """Return the count of an array. Raises `Corrupt` if the frame is too short for so many items."""
-    count = U32.read(frame)
-    if count * item_size_bytes_min > frame.left:
-        raise frame.broken(f"{count} items", f"{frame.left} bytes")
-    return count

@@ -279,9 +279,10 @@ class TestFailures:
         async def scenario(broker: RabbitmqBroker) -> None:
             await broker.leader(FOLDER)
             world.port.late_seconds = 0.05
-            waiting = asyncio.ensure_future(broker.committed(FOLDER, 10))
+            waiting = asyncio.ensure_future(broker.leader("__absent_17"))
             await asyncio.sleep(0.01)
             waiting.cancel()
+            assert await broker.leader(FOLDER) == LeadingNode(address="a:1", is_asked=True)
             assert await broker.committed(FOLDER, 20) == committed_chunk(2)
             assert (world.port.connections, broker.error) == (1, None)
 

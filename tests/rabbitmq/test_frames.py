@@ -128,7 +128,7 @@ VALUES: Final[dict[FieldType[Any], st.SearchStrategy[Any]]] = {
 def values_of(kind: FieldType[Any]) -> st.SearchStrategy[Any]:
     """Return a strategy for the values of a field."""
     if isinstance(kind, Number):
-        bits, is_signed = 8 * kind.size_bytes_min, kind.code.islower()
+        bits, is_signed = 8 * kind.layout.size, kind.code.islower()
         least, end = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if is_signed else (0, 2**bits)
         return st.integers(least, end - 1) | st.sampled_from([least, end - 1])
     if isinstance(kind, Array):

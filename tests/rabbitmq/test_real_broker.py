@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 from campaign import campaign
+from certificates import certificate
+from offload_rabbitmq.stream_connection import StreamConnection
+from offload_rabbitmq.stream_frames import Code, Key
+from offload_rabbitmq.stream_place import BrokerEndpoint
 from offload_rabbitmq.stream_target import open_url
 from osiris_writer import simple_chunks
 from rstream import Producer
@@ -32,7 +36,8 @@ from offload import (
 from offload.contracts.broker import BrokerView
 from offload.follow.rules import FollowState, FollowStatus, Wait
 from offload.follow.vouched import VouchedSource
-from offload.ground.errors import Denied, NotOffloaded, TryAgain
+from offload.ground.env import Env
+from offload.ground.errors import Denied, NotOffloaded, OffloadError, TryAgain
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge
 from offload.opening.backends import as_offloader
@@ -50,8 +55,11 @@ RULES = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.5)
 def broker() -> Iterator[Broker]:
     if why := RECIPE.missing():
         (pytest.fail if os.environ.get(REQUIRED) == "1" else pytest.skip)(f"rabbitmq cannot be run: {why}")
-    with scratch_folder("rabbitmq") as scratch, rabbitmq(scratch) as running:
-        yield running
+    with scratch_folder("rabbitmq") as scratch:
+        made = certificate(scratch)
+        with rabbitmq(scratch, (made.path, made.key_path)) as running, pytest.MonkeyPatch.context() as trust:
+            trust.setenv("SSL_CERT_FILE", str(made.path))
+            yield running
 
 
 @asynccontextmanager
@@ -110,6 +118,60 @@ def test_a_real_broker_vouches_for_what_is_copied(broker: Broker, tmp_path: Path
             await follow(session, source, tmp_path / "other", ends)
             assert (source.held_back, type(source.broker.error)) == (sorted(ends), Denied)
             await assert_whole(session, tmp_path / "other", ends)
+
+    asyncio.run(scenario())
+
+
+def test_a_real_broker_is_asked_over_tls(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate is checked, and each port tells the other protocol apart."""
+
+    async def leader(url: str, stream: str) -> object:
+        async with Session() as session:
+            try:
+                return (await session.broker(url).leader(stream)).is_asked
+            except OffloadError as error:
+                return type(error)
+
+    async def scenario() -> None:
+        await publish(broker, ("secret",), 10)
+        stream = folder_of(broker, "secret")
+        tls, plain = "rabbitmq-stream+tls://127.0.0.1", "rabbitmq-stream://127.0.0.1"
+        async with Session() as session:
+            found = await session.broker(f"{tls}:{broker.tls_port}").committed(stream, 9)
+        assert found.next_offset == 10
+        assert await leader(f"{tls}:{broker.stream_port}", stream) is TryAgain
+        assert await leader(f"{plain}:{broker.tls_port}", stream) is TryAgain
+        monkeypatch.delenv("SSL_CERT_FILE")
+        assert await leader(f"{tls}:{broker.tls_port}", stream) is Denied
+
+    asyncio.run(scenario())
+
+
+def test_every_request_of_a_consumer_is_answered_by_a_real_broker(broker: Broker) -> None:
+    """Also the two that RabbitMQ 3.10 answers under the key of the request."""
+
+    async def scenario() -> None:
+        endpoint = BrokerEndpoint(
+            host="127.0.0.1", port=broker.stream_port, virtual_host="/", user="guest", password="guest"
+        )
+        connection = await StreamConnection.connect(
+            endpoint, Env(), name="a test", connect_seconds=30, answer_seconds=30
+        )
+        refused = {"doing": "answer", "accept": tuple(Code)}
+        answers = [
+            await connection.ask(Key.PARTITIONS, super_stream="none", **refused),
+            await connection.ask(Key.ROUTE, routing_key="1", super_stream="none", **refused),
+            await connection.ask(Key.QUERY_OFFSET, reference="app", stream="none", **refused),
+            await connection.ask(Key.UNSUBSCRIBE, subscription=9, **refused),
+            await connection.ask(Key.DELETE_PUBLISHER, publisher=9, **refused),
+            await connection.ask(Key.DELETE, stream="none", **refused),
+        ]
+        await connection.send(b"\0\0\0\4\0\x63\0\1")  # a key that nobody knows
+        lost = await connection.lost
+        await connection.aclose()
+
+        assert [answer["code"] for answer in answers] == [2, 2, 2, 4, 18, 2]
+        assert "unknown frame" in str(lost)
 
     asyncio.run(scenario())
 
@@ -194,12 +256,14 @@ async def assert_whole(session: Session, tier: Path, ends: dict[str, int]) -> No
         assert found == [b"%06d" % number for number in range(count)]
 
 
-def test_a_real_broker_gets_the_records_of_all_parts_once(broker: Broker) -> None:
+@pytest.mark.parametrize("scheme", ["rabbitmq-stream", "rabbitmq-stream+tls"])
+def test_a_real_broker_gets_the_records_of_all_parts_once(broker: Broker, scheme: str) -> None:
     """The restore is killed within each part, and between the two. The broker knows a publisher of each."""
 
     async def scenario() -> None:
-        await publish(broker, ("parts",), 0)
-        url = f"rabbitmq-stream://127.0.0.1:{broker.stream_port}/parts"
+        port = broker.tls_port if scheme.endswith("tls") else broker.stream_port
+        await publish(broker, (f"parts-{port}",), 0)
+        url = f"{scheme}://127.0.0.1:{port}/parts-{port}"
         tier = ObjectStoreOffloader(MemoryStore())
         for part, first in ((StreamPart("orders"), 0), (StreamPart("orders", 2), 500)):
             if part.number > 1:

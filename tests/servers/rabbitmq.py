@@ -37,6 +37,12 @@ log.console = true
 log.file = false
 """
 
+TLS: Final = """\
+stream.listeners.ssl.1 = 127.0.0.1:{tls_port}
+ssl_options.certfile = {certificate}
+ssl_options.keyfile = {key}
+"""
+
 ERL: Final = """\
 #!/bin/sh
 export ROOTDIR={erlang} BINDIR={erts}/bin EMU=beam PROGNAME=erl
@@ -53,12 +59,14 @@ class Broker:
     streams: Path
     """The folder with a folder for each stream: a source is `rabbitmq://` and this path."""
     version: str
+    tls_port: int | None = None
 
 
 @contextmanager
-def rabbitmq(scratch: Path) -> Iterator[Broker]:
+def rabbitmq(scratch: Path, tls: tuple[Path, Path] | None = None) -> Iterator[Broker]:
     """Yield a broker whose files are in `scratch`, an existing folder. On exit it has ended.
 
+    `tls` is a certificate and its key. With them the broker also has a port with TLS.
     Raises `NotReady` if it does not start. The packages must be installed (`RECIPE.install()`).
     """
     program = RECIPE.folder
@@ -66,12 +74,15 @@ def rabbitmq(scratch: Path) -> Iterator[Broker]:
     erts = next(erlang.glob("erts-*"))
     home = next(program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))
     amqp_port, stream_port, epmd_port = free_port(), free_port(), free_port()
+    tls_port = None if tls is None else free_port()
     wrapper = scratch / "bin" / "erl"
     wrapper.parent.mkdir(exist_ok=True)  # a broker may be started again on its files
     wrapper.write_text(ERL.format(erlang=erlang, erts=erts))
     wrapper.chmod(0o755)
     (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n")
     settings = CONFIGURATION.format(amqp_port=amqp_port, stream_port=stream_port)
+    if tls is not None:
+        settings += TLS.format(tls_port=tls_port, certificate=tls[0], key=tls[1])
     (scratch / "rabbitmq.conf").write_text(settings)
     env = {
         "PATH": f"{wrapper.parent}:{erts / 'bin'}:/usr/bin:/bin",
@@ -103,7 +114,10 @@ def rabbitmq(scratch: Path) -> Iterator[Broker]:
                 raise NotReady(f"RabbitMQ did not start: {end_of(log)}")
             time.sleep(0.2)
         yield Broker(
-            stream_port=stream_port, streams=scratch / "mnesia" / NODE / "stream", version=RECIPE.version
+            stream_port=stream_port,
+            streams=scratch / "mnesia" / NODE / "stream",
+            version=RECIPE.version,
+            tls_port=tls_port,
         )
 
 
