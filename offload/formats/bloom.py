@@ -20,6 +20,8 @@ from typing import Final
 from offload.formats.chunk import FILTER_SIZE_BYTES_MAX, FILTER_SIZE_BYTES_MIN
 from offload.ground.errors import Misuse
 
+__all__ = ["filter_bits"]
+
 _GOLDEN: Final = 0x9E3779B9
 _32_BITS: Final = 0xFFFFFFFF
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import BrokerType, DecoderType, SourceType, TargetType, hookimpl
+from offload.contracts.plugin import BrokerType, DecoderType, ListenerType, SourceType, TargetType, hookimpl
 
 
 @hookimpl
@@ -60,6 +60,18 @@ def offload_brokers() -> Sequence[BrokerType]:
         BrokerType(
             name="rabbitmq-stream",
             target="offload_rabbitmq.broker:open_broker",
+            schemes=("rabbitmq-stream", "rabbitmq-stream+tls"),
+        )
+    ]
+
+
+@hookimpl
+def offload_listeners() -> Sequence[ListenerType]:
+    """Declare a server for the clients of RabbitMQ's streams."""
+    return [
+        ListenerType(
+            name="rabbitmq-stream",
+            target="offload_rabbitmq.server.listener:open_listener",
             schemes=("rabbitmq-stream", "rabbitmq-stream+tls"),
         )
     ]

@@ -1,0 +1,72 @@
+"""The stream of a tier that a client means.
+
+RabbitMQ names the folder of a stream after the virtual host, the queue and the time of creation, for example
+`__orders_1795238998890203020`: every character but letters, digits, `-`, `_` and `=` becomes `_`. A tier has
+these names. So in virtual host V, the name S means
+
+    the stream S of the tier, if there is one
+    the newest stream with the folder of V and S otherwise. Older lives have their full names
+
+The streams of the super stream S are `S-0`, `S-1` and so on, as RabbitMQ names them by default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from offload.contracts.listener import ServedStreams
+from offload.ground.env import Env
+from offload.ground.errors import NotOffloaded
+
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""The age of a list of names. Each client asks several times while it connects."""
+
+NAME_SIZE_BYTES_MAX: Final = 255
+_REPLACED: Final = re.compile(r"[^A-Za-z0-9_\-=]")
+_NUMBER: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
+
+
+class TierNames:
+    """The names of a tier, for clients."""
+
+    def __init__(self, streams: ServedStreams, env: Env) -> None:
+        self._streams, self._env = streams, env
+        self._looked_at = -inf
+        self._names: frozenset[str] = frozenset()
+
+    async def resolve(self, virtual_host: str, name: str) -> str:
+        """Return the name on the tier. Raises `NotOffloaded` if there is none."""
+        names = await self._known()
+        if name in names:
+            return name
+        folder = _REPLACED.sub("_", f"{virtual_host}_{name}") + "_"
+        lives = [
+            (int(number), each)
+            for each in names
+            if each.startswith(folder) and _NUMBER.fullmatch(number := each.removeprefix(folder))
+        ]
+        if not name or not lives:
+            raise NotOffloaded(f"there is no stream {name[:NAME_SIZE_BYTES_MAX]!r}")
+        return max(lives)[1]
+
+    async def partitions(self, virtual_host: str, name: str) -> Sequence[str]:
+        """Return the streams of a super stream, in order. Raises `NotOffloaded` if there is none."""
+        found = list[str]()
+        try:
+            while True:
+                await self.resolve(virtual_host, f"{name}-{len(found)}")
+                found.append(f"{name}-{len(found)}")
+        except NotOffloaded:
+            if not found:
+                raise
+        return found
+
+    async def _known(self) -> frozenset[str]:
+        now = self._env.monotonic()
+        if now - self._looked_at >= LOOK_AGAIN_SECONDS:
+            self._names = frozenset(await self._streams.names())
+            self._looked_at = now
+        return self._names

@@ -1,0 +1,431 @@
+"""Tests of the server of RabbitMQ's streams, by a raw client that was written from the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from campaign import CAMPAIGN
+from command_line import sync
+from osiris_data import DATA
+from stream_client import (
+    AUTHENTICATE,
+    BEAT,
+    CLOSE,
+    CREDIT,
+    FIRST,
+    LAST,
+    METADATA,
+    NEXT,
+    PROPERTIES,
+    QUERY,
+    RESPONSE,
+    STATS,
+    STORE,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    UPDATE,
+    RawClient,
+    at_offset,
+    at_time,
+    first_offsets,
+    frame,
+    text,
+)
+from stream_server import Served, served
+
+from offload import MemoryHandle, StreamWriter, build_chunk, open_tier
+
+CLIENTS: Final = 300 if CAMPAIGN else 60
+V2: Final = [(8, 1, 2)]
+
+
+def user_chunks(stream: str) -> list[bytes]:
+    """Return what a broker would deliver of each user chunk: the header and the entries, from the files."""
+    found = list[bytes]()
+    for path in sorted((DATA / stream).glob("*.segment")):
+        raw, at = path.read_bytes(), 8
+        while at < len(raw):
+            data, trailer, of_filter = struct.unpack_from(">IIB", raw, at + 36)
+            begin = at + 48 + of_filter
+            if raw[at + 1] == 0:
+                found.append(raw[at : at + 48] + raw[begin : begin + data])
+            at = begin + data + trailer
+    return found
+
+
+def ids(chunks: list[bytes]) -> list[int]:
+    return [struct.unpack_from(">Q", raw, 24)[0] for raw in chunks]
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    for name in ("tiny", "batches", "filtered"):
+        shutil.copytree(DATA / name, folder / "source" / name)
+    sync(folder / "source", folder / "tier")
+    return folder / "tier"
+
+
+@pytest.fixture
+def server(tier: Path) -> Iterator[Served]:
+    with served(tier) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", sorted({"tiny", "batches", "filtered"}))
+def test_a_client_gets_each_user_chunk_as_the_broker_stored_it(server: Served, stream: str) -> None:
+    expected = user_chunks(stream)
+    with RawClient.opened(server.port) as client:
+        assert client.subscribe(stream, FIRST, credit=len(expected), number=7, match_unfiltered="true") == 1
+
+        assert client.delivered(len(expected)) == [b"\7" + chunk for chunk in expected]
+        assert client.is_quiet()
+
+
+def test_a_client_that_lists_the_second_version_gets_the_last_chunk_id(server: Served) -> None:
+    expected = user_chunks("tiny")
+    with RawClient.opened(server.port, versions=V2) as client:
+        client.subscribe("tiny", FIRST)
+
+        frames = client.delivered(len(expected))
+
+    assert [frame[9:] for frame in frames] == expected
+    committed = [int.from_bytes(frame[1:9], "big") for frame in frames]
+    assert all(
+        first <= told <= ids(expected)[-1] for first, told in zip(ids(expected), committed, strict=True)
+    )
+
+
+def test_nothing_is_sent_without_credit_and_one_chunk_for_each(server: Served) -> None:
+    expected = user_chunks("tiny")
+    with RawClient.opened(server.port) as client:
+        client.subscribe("tiny", FIRST, credit=0)
+        assert client.is_quiet()
+
+        for number, chunk in enumerate(expected):
+            client.give(1)
+            assert client.delivered(1) == [b"\0" + chunk], number
+            assert client.is_quiet(0.05)
+
+
+def test_credit_is_clamped_and_negative_amounts_do_not_count(server: Served) -> None:
+    with RawClient.opened(server.port) as client:
+        client.subscribe("tiny", FIRST, credit=0)
+        for _ in range(1000):
+            client.give(65_535)  # -1 for a broker
+        assert client.is_quiet()
+
+        for _ in range(1000):
+            client.give(32_767)
+
+        assert len(client.delivered(len(user_chunks("tiny")))) == len(user_chunks("tiny"))
+
+
+@pytest.mark.parametrize("stream", ["tiny", "batches"])
+def test_every_offset_attaches_at_the_chunk_that_holds_it(server: Served, stream: str) -> None:
+    chunks = user_chunks(stream)
+    records = [struct.unpack_from(">I", raw, 4)[0] for raw in chunks]
+    with RawClient.opened(server.port) as client:
+        for offset in range(ids(chunks)[0], ids(chunks)[-1] + records[-1]):
+            behind = [
+                chunk
+                for chunk, count in zip(chunks, records, strict=True)
+                if ids([chunk])[0] + count > offset
+            ]
+            client.subscribe(stream, at_offset(offset), credit=1)
+
+            assert client.delivered(1) == [b"\0" + behind[0]], offset
+            client.ask(UNSUBSCRIBE, b"\0")
+
+
+def test_specifications_attach_where_a_broker_attaches_them(server: Served) -> None:
+    chunks = user_chunks("tiny")
+    times = [struct.unpack_from(">q", raw, 8)[0] for raw in chunks]
+    cases = [(FIRST, 0), (LAST, len(chunks) - 1), (at_offset(0), 0), (at_time(0), 0), (at_time(-5), 0)]
+    cases += [(at_time(time), times.index(time)) for time in times]
+    with RawClient.opened(server.port) as client:
+        for spec, row in cases:
+            client.subscribe("tiny", spec, credit=1)
+            assert client.delivered(1) == [b"\0" + chunks[row]], spec
+            client.ask(UNSUBSCRIBE, b"\0")
+        for spec in (NEXT, at_offset(2**64 - 1), at_offset(10_000), at_time(times[-1] + 1)):
+            assert client.subscribe("tiny", spec) == 1
+            assert client.is_quiet(0.1), spec
+            client.ask(UNSUBSCRIBE, b"\0")
+
+
+def test_what_comes_later_is_delivered_to_those_who_wait(tmp_path: Path) -> None:
+    asyncio.run(append(tmp_path / "tier", [b"one"]))
+    with served(tmp_path / "tier") as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", NEXT)
+        assert client.is_quiet(0.2)
+
+        asyncio.run(append(tmp_path / "tier", [b"two", b"three"]))
+
+        assert first_offsets(client.delivered(1)) == [1]
+
+
+async def append(place: Path, bodies: list[bytes], *, stream: str = "orders") -> None:
+    async with open_tier(str(place)) as tier:
+        writer = await StreamWriter.claim(tier, stream)
+        end = writer.manifest.next_offset
+        chunk = build_chunk(bodies, offset=end, timestamp_ms=1_000 + end, epoch=1)
+        await writer.offload([MemoryHandle([chunk])])
+
+
+def test_codes_of_refusals(server: Served) -> None:
+    with RawClient.opened(server.port) as client:
+        assert client.subscribe("nope", FIRST) == 2
+        assert client.subscribe("tiny", FIRST, credit=0) == 1
+        assert client.subscribe("tiny", FIRST) == 3
+        assert client.subscribe("tiny", FIRST, number=1, single_active_consumer="true", name="x") == 17
+        assert client.ask(UNSUBSCRIBE, b"\11")[:2] == b"\0\4"
+        assert client.ask(1, b"\0" + text("") + text("tiny"))[:2] == b"\0\20"  # DeclarePublisher
+        assert client.ask(13, text("new") + bytes(4))[:2] == b"\0\20"  # Create
+        assert client.ask(14, text("tiny"))[:2] == b"\0\20"  # Delete
+        client.send(2, b"\3" + struct.pack(">IQI", 1, 42, 1) + b"x")  # Publish
+        assert client.take(4) == b"\3" + struct.pack(">IQH", 1, 42, 18)
+        client.give(1, number=99)
+        assert client.take(0x8009) == b"\0\4\x63"
+        assert client.ask(STATS, text("nope"))[:2] == b"\0\2"
+
+
+def test_metadata_and_open_have_the_same_address(tier: Path) -> None:
+    options = "?advertised-host=archive.example&advertised-port=4242"
+    with served(tier, options) as running, RawClient.opened(running.port) as client:
+        answer = client.ask(METADATA, struct.pack(">I", 2) + text("tiny") + text("nope"))
+        opened = client.opened_with
+
+    node = struct.pack(">IH", 1, 0) + text("archive.example") + struct.pack(">I", 4242)
+    streams = struct.pack(">I", 2) + text("tiny") + struct.pack(">HHI", 1, 0, 0)
+    assert answer == node + streams + text("nope") + struct.pack(">HHI", 2, 0xFFFF, 0)
+    assert text("advertised_host") + text("archive.example") in opened
+    assert text("advertised_port") + text("4242") in opened
+
+
+def test_stored_offsets_are_read_back_at_once(server: Served) -> None:
+    with RawClient.opened(server.port) as client:
+        asked = text("app") + text("tiny")
+        assert client.ask(QUERY, asked) == b"\0\x13" + bytes(8)
+        for offset in (5, 3, 2**63):
+            client.send(STORE, asked + struct.pack(">Q", offset))
+            assert client.ask(QUERY, asked) == b"\0\1" + struct.pack(">Q", offset)
+        assert client.ask(QUERY, text("app") + text("nope"))[:2] == b"\0\2"
+
+
+def test_stats_have_the_ids_of_chunks(server: Served) -> None:
+    with RawClient.opened(server.port) as client:
+        answer = client.ask(STATS, text("tiny"))
+
+    for name, value in (("first_chunk_id", 0), ("committed_chunk_id", ids(user_chunks("tiny"))[-1])):
+        assert text(name) + struct.pack(">q", value) in answer
+
+
+@pytest.mark.parametrize("values", [["invoices"], ["orders"], ["nothing has this"]])
+def test_a_filter_delivers_the_chunks_whose_bloom_filter_matches(server: Served, values: list[str]) -> None:
+    """The bloom facts of the manifest say which chunks may have which value."""
+    expected = chosen("filtered", values)
+    with RawClient.opened(server.port) as client:
+        client.subscribe("filtered", FIRST, credit=len(expected) + 5, filter_1=values[0])
+
+        assert first_offsets(client.delivered(len(expected))) == expected
+        assert client.is_quiet(0.1)
+
+
+def chosen(stream: str, values: list[str]) -> list[int]:
+    """Return the ids of the chunks of which the filter may have one of the values, by the library's own test.
+
+    The formats' tests compare that with osiris.
+    """
+    from offload.formats.bloom import matches
+
+    found = list[int]()
+    for path in sorted((DATA / stream).glob("*.segment")):
+        raw, at = path.read_bytes(), 8
+        while at < len(raw):
+            data, trailer, size = struct.unpack_from(">IIB", raw, at + 36)
+            bloom = raw[at + 48 : at + 48 + size]
+            if raw[at + 1] == 0 and any(matches(bloom, value.encode()) for value in values):
+                found.append(struct.unpack_from(">Q", raw, at + 24)[0])
+            at += 48 + size + data + trailer
+    return found
+
+
+def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        asyncio.run(append(tmp_path / "tier", [b"sound-%d" % number]))
+    for path in (tmp_path / "tier").rglob("*.fragment"):
+        raw = bytearray(path.read_bytes())
+        if (at := raw.find(b"sound-2")) >= 0:
+            raw[at] ^= 1
+            path.write_bytes(raw)
+            damaged = path.name
+    with served(tmp_path / "tier") as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", FIRST)
+
+        assert first_offsets(client.delivered(2)) == [0, 1]
+        assert client.take(UPDATE) == b"\0\6" + text("orders")
+        assert client.ask(METADATA, struct.pack(">I", 0)), "the connection lives"
+        assert running.counts.damaged == 1
+
+    [line] = [each.getMessage() for each in caplog.records if "is damaged" in each.getMessage()]
+    assert damaged in line
+    assert "byte" in line
+
+
+# Bad input.
+
+
+def survives(server: Served) -> None:
+    """Assert that the next connection is answered."""
+    with RawClient.opened(server.port) as client:
+        assert client.subscribe("tiny", FIRST) == 1
+        assert len(client.delivered(1)) == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        struct.pack(">I", 2**31),
+        bytes(4),
+        struct.pack(">I", 8193) + b"x" * 100,
+        b"GET / HTTP/1.1\r\nHost: archive\r\n\r\n",
+        frame(SUBSCRIBE, struct.pack(">IB", 1, 1) + text("tiny") + FIRST + b"\0\1"),
+        frame(99, bytes(4)),
+        frame(PROPERTIES, bytes(4), version=7),
+        frame(PROPERTIES, bytes(4)),
+        frame(PROPERTIES, struct.pack(">II", 1, 2**31)),
+    ],
+)
+def test_a_connection_that_begins_wrong_ends_without_a_word(server: Served, raw: bytes) -> None:
+    with RawClient(server.port) as client:
+        client.socket.sendall(raw)
+
+        assert client.is_ended()
+    survives(server)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        frame(99, bytes(4)),
+        frame(SUBSCRIBE, bytes(9), version=2),
+        frame(SUBSCRIBE, bytes(5)),
+        frame(SUBSCRIBE, struct.pack(">IB", 1, 1) + text("tiny") + b"\0\x09" + b"\0\1"),
+        frame(METADATA, struct.pack(">II", 1, 2**31 - 1)),
+        frame(CREDIT, b"\0"),
+        frame(BEAT, b"more"),
+    ],
+)
+def test_a_frame_that_nobody_understands_is_answered_by_a_request_to_close(
+    server: Served, raw: bytes
+) -> None:
+    with RawClient.opened(server.port) as client:
+        client.socket.sendall(raw)
+
+        assert client.take(CLOSE) == struct.pack(">IH", 1, 13) + text("unknown frame")
+        client.send(CLOSE | RESPONSE, struct.pack(">IH", 1, 1))
+        assert client.is_ended()
+    survives(server)
+
+
+def test_a_frame_that_is_too_large_is_refused_by_its_size(server: Served) -> None:
+    with RawClient.opened(server.port) as client:
+        client.socket.sendall(struct.pack(">I", 2**31))
+
+        assert client.take(CLOSE) == struct.pack(">IH", 1, 14) + text("frame too large")
+    survives(server)
+
+
+def test_frames_that_are_cut_and_joined_are_answered_in_order(server: Served) -> None:
+    asked = text("app") + text("tiny")
+    requests = b"".join(
+        frame(STORE, asked + struct.pack(">Q", n)) + frame(QUERY, struct.pack(">I", n) + asked)
+        for n in range(200)
+    )
+    with RawClient.opened(server.port) as client:
+        for at in range(400):
+            client.socket.sendall(requests[at : at + 1])
+        client.socket.sendall(requests[400:])
+
+        answers = [client.receive() for _ in range(200)]
+
+    assert answers == [struct.pack(">HHIHQ", QUERY | RESPONSE, 1, number, 1, number) for number in range(200)]
+
+
+@pytest.mark.parametrize("name", ["", "/", "../tiny", "a\0b", "x" * 32_767, "tier.anchor"])
+def test_names_that_no_stream_has_are_unknown(server: Served, name: str) -> None:
+    with RawClient.opened(server.port) as client:
+        assert client.subscribe(name, FIRST) == 2
+        assert client.ask(QUERY, text("app") + text(name))[:2] == b"\0\2"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "data", "code"),
+    [("PLAIN", b"\0me\0pass\0word", 9), ("PLAIN", b"", 9), ("EXTERNAL", b"", 7), ("ANONYMOUS", b"", 1)],
+)
+def test_a_login_is_answered_by_its_code(server: Served, mechanism: str, data: bytes, code: int) -> None:
+    with RawClient(server.port) as client:
+        client.ask(PROPERTIES, bytes(4))
+
+        answer = client.ask(AUTHENTICATE, text(mechanism) + struct.pack(">I", len(data)) + data)
+
+        assert int.from_bytes(answer[:2], "big") == code
+        assert code == 1 or client.is_ended()
+
+
+def test_a_silent_client_is_cut_off_and_hears_heartbeats_before(server: Served) -> None:
+    beats, began = 0, time.monotonic()
+    with RawClient.opened(server.port, heartbeat=1) as client, suppress(EOFError, ConnectionResetError):
+        while time.monotonic() - began < 20:
+            beats += client.receive()[:2] == struct.pack(">H", BEAT)
+
+    assert beats >= 2
+    assert 2 <= time.monotonic() - began < 10
+
+
+def test_many_clients_that_are_killed_in_mid_delivery_leave_nothing(tmp_path: Path) -> None:
+    """Each reads a little of more than its socket takes, and resets its connection."""
+    for number in range(40):
+        asyncio.run(append(tmp_path / "tier", [bytes([number]) * 100_000]))
+    with served(tmp_path / "tier") as running:
+        for number in range(CLIENTS):
+            client = RawClient.opened(running.port)
+            client.subscribe("orders", FIRST, credit=1000)
+            client.exactly(1000 * (number % 50) + 1)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.socket.close()
+
+        with RawClient.opened(running.port) as client:
+            client.subscribe("orders", FIRST, credit=40)
+            assert first_offsets(client.delivered(40)) == [*range(40)]
+        deadline = time.monotonic() + 10
+        while (running.counts.connections, running.counts.subscriptions) != (0, 0):
+            assert time.monotonic() < deadline, running.counts
+
+
+def test_a_client_that_reads_nothing_holds_one_chunk_and_no_others(tmp_path: Path) -> None:
+    for number in range(30):
+        asyncio.run(append(tmp_path / "tier", [bytes([number]) * 2**20]))
+    with (
+        served(tmp_path / "tier", cache_size_bytes=4 * 2**20) as running,
+        RawClient.opened(running.port) as slow,
+        RawClient.opened(running.port) as quick,
+    ):
+        slow.subscribe("orders", FIRST, credit=1000)
+        quick.subscribe("orders", FIRST, credit=30)
+
+        assert first_offsets(quick.delivered(30)) == [*range(30)]
+        assert running.counts.delivered_chunks < 60
+        assert first_offsets(slow.delivered(30)) == [*range(30)]
