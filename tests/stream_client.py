@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from typing import Final, Self
 
@@ -42,8 +43,10 @@ def frame(key: int, content: bytes, version: int = 1) -> bytes:
 class RawClient:
     """One connection. Frames that nobody has asked for are kept in `others`."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection((host, port), timeout=20)
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.others: list[bytes] = []
         self._correlation = 0
 
@@ -56,9 +59,10 @@ class RawClient:
         heartbeat: int = 0,
         login: bytes = b"\0guest\0guest",
         host: str = "/",
+        tls: ssl.SSLContext | None = None,
     ) -> Self:
         """Connect, log in and open a virtual host."""
-        client = cls(port)
+        client = cls(port, tls)
         client.ask(PROPERTIES, pairs({"product": "raw"}))
         client.ask(HANDSHAKE, b"")
         assert client.ask(AUTHENTICATE, text("PLAIN") + struct.pack(">I", len(login)) + login)[:2] == b"\0\1"

@@ -30,7 +30,12 @@ class Served:
 
 @contextmanager
 def served(
-    tier: Path | str, options: str = "", *, source: str | None = None, cache_size_bytes: int | None = None
+    tier: Path | str,
+    options: str = "",
+    *,
+    source: str | None = None,
+    cache_size_bytes: int | None = None,
+    scheme: str = "rabbitmq-stream",
 ) -> Iterator[Served]:
     """Serve a tier on a free port of loopback until the end of the block. Nothing may be left behind it."""
     started: list[Served] = []
@@ -39,7 +44,7 @@ def served(
 
     async def main() -> None:
         async with Session(cache_size_bytes=cache_size_bytes) as session:
-            listener = open_listener(f"rabbitmq-stream://127.0.0.1:0{options}", env=session.env)
+            listener = open_listener(f"{scheme}://127.0.0.1:0{options}", env=session.env)
             assert isinstance(listener, StreamListener)
             listener.listen()
             catalogue = session.catalogue(str(tier))

@@ -15,8 +15,9 @@ from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.listener import Listener, ServedStream
 from offload.contracts.source import Source, SourceStream
-from offload.ground.errors import Misuse, NotOffloaded
+from offload.ground.errors import Misuse, NotOffloaded, StreamDeleted
 from offload.opening.session import Session
+from offload.read.reader import StreamReader
 from offload.service.address import address_from, address_of
 from offload.service.observability import listener_of
 from offload.service.process import SideTask, beside, signals
@@ -51,12 +52,26 @@ class ServedTier:
         return sorted(found | {*await self._in_source()})
 
     async def open(self, stream: str) -> ServedStream:
-        """See `ServedStreams.open`."""
+        """See `ServedStreams.open`.
+
+        Consumers keep offsets without parts. So if a part repeats offsets, the reader has only the parts
+        before it. That part is read by its own name.
+        """
         beside = (await self._in_source()).get(stream)
-        if beside is None:
-            return await self._session.reader(
+        try:
+            reader = await self._session.reader(
                 self._catalogue, stream, max_staleness_seconds=STALENESS_SECONDS, emit=self._emit
             )
+        except StreamDeleted:
+            raise
+        except NotOffloaded:
+            if beside is None:
+                raise
+        else:
+            ascending = _ascending(reader.parts)
+            if beside is None or len(ascending) < len(reader.parts):
+                reader.parts = ascending
+                return reader
         return await TieredReader.open(
             beside,
             self._catalogue,
@@ -75,6 +90,16 @@ class ServedTier:
             return {each.name: each for each in await self._source.streams()}
         except NotOffloaded:  # its folder is empty, or gone for now
             return {}
+
+
+def _ascending(parts: Sequence[StreamReader]) -> Sequence[StreamReader]:
+    """Return the parts before the first one that repeats offsets."""
+    reached = 0
+    for number, part in enumerate(parts):
+        if part.manifest.first_offset < reached:
+            return parts[:number]
+        reached = part.manifest.next_offset
+    return parts
 
 
 async def serve_listeners(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import pytest
 from campaign import CAMPAIGN
-from command_line import sync
+from certificates import certificate
+from command_line import SEED, sync
+from offload_rabbitmq.server.listener import open_listener
 from osiris_data import DATA
 from stream_client import (
     AUTHENTICATE,
@@ -25,9 +29,11 @@ from stream_client import (
     LAST,
     METADATA,
     NEXT,
+    PARTITIONS,
     PROPERTIES,
     QUERY,
     RESPONSE,
+    ROUTE,
     STATS,
     STORE,
     SUBSCRIBE,
@@ -42,8 +48,19 @@ from stream_client import (
 )
 from stream_server import Served, served
 
-from offload import MemoryHandle, StreamWriter, build_chunk, open_tier
+from offload import (
+    MemoryHandle,
+    Misuse,
+    ObjectStoreOffloader,
+    StreamWriter,
+    build_chunk,
+    delete_stream,
+    open_tier,
+)
+from offload.ground.env import Env
+from offload.model.part import StreamPart
 
+FRAMES: Final = 100_000 if CAMPAIGN else 2_000
 CLIENTS: Final = 300 if CAMPAIGN else 60
 V2: Final = [(8, 1, 2)]
 
@@ -284,7 +301,211 @@ def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
     assert "byte" in line
 
 
+# Names and parts.
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "stream"),
+    [
+        ("/", "orders", "__orders_1795238998890203020"),
+        ("/", "__orders_1795238998890203019", "__orders_1795238998890203019"),
+        ("/", "a.b", "__a_b_1795238998890203020"),
+        ("sales", "orders", "sales_orders_1795238998890203020"),
+        ("/", "plain", "plain"),
+        ("sales", "plain", "plain"),
+        ("/", "order", None),
+        ("sales", "a.b", None),
+        ("/", "__orders", None),
+    ],
+)
+def test_a_name_means_the_newest_stream_of_its_folder_or_the_stream_itself(
+    named: Served, host: str, name: str, stream: str | None
+) -> None:
+    with RawClient.opened(named.port, host=host) as client:
+        code = client.subscribe(name, FIRST, credit=1)
+
+        assert code == (1 if stream else 2)
+        assert stream is None or client.delivered(1)[0].endswith(stream.encode())
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of streams whose only message is their name."""
+    place = tmp_path_factory.mktemp("named") / "tier"
+    for name in (
+        "__orders_1795238998890203019",
+        "__orders_1795238998890203020",
+        "__a_b_1795238998890203020",
+        "sales_orders_1795238998890203020",
+        "plain",
+        "super-0",
+        "super-1",
+    ):
+        asyncio.run(append(place, [name.encode()], stream=name))
+    with served(place) as running:
+        yield running
+
+
+def test_the_streams_of_a_super_stream_are_found_by_their_numbers(named: Served) -> None:
+    with RawClient.opened(named.port) as client:
+        assert client.ask(PARTITIONS, text("super")) == struct.pack(">HI", 1, 2) + text("super-0") + text(
+            "super-1"
+        )
+        assert client.ask(ROUTE, text("1") + text("super")) == struct.pack(">HI", 1, 1) + text("super-1")
+        assert client.ask(ROUTE, text("7") + text("super")) == struct.pack(">HI", 1, 0)
+        assert client.ask(PARTITIONS, text("nope")) == struct.pack(">HI", 2, 0)
+
+
+@pytest.mark.parametrize("step", [0, 5, -2])
+def test_a_name_serves_the_parts_whose_offsets_ascend(tmp_path: Path, step: int) -> None:
+    place = tmp_path / "tier"
+    for body in (b"one", b"two", b"three"):
+        asyncio.run(append(place, [body]))
+    part = asyncio.run(begin_part(place, 3 + step))
+    asyncio.run(append(place, [b"behind"], stream=part))
+    expected = [0, 1, 2, *([3 + step] if step >= 0 else [])]
+    with served(place) as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", FIRST)
+        assert first_offsets(client.delivered(len(expected))) == expected
+        assert client.is_quiet(0.2)
+        client.subscribe("orders", LAST, number=1)
+        assert first_offsets(client.delivered(1)) == expected[-1:]
+        client.subscribe(part, FIRST, number=2)
+        assert first_offsets(client.delivered(1)) == [3 + step]
+
+
+def test_a_part_that_begins_to_repeat_offsets_later_is_not_delivered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "tier"
+    asyncio.run(append(place, [b"one", b"two"]))
+    with served(place) as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", FIRST)
+        client.delivered(1)
+        asyncio.run(append(place, [b"other"], stream=asyncio.run(begin_part(place, 1))))
+
+        deadline = time.monotonic() + 20
+        while "part 2 begins at offset 1 again" not in caplog.text:
+            assert time.monotonic() < deadline
+            assert client.is_quiet(0.1)
+
+
+async def begin_part(place: Path, first_offset: int) -> str:
+    """Begin part 2 of the stream, and return its name."""
+    async with open_tier(str(place)) as tier:
+        assert isinstance(tier, ObjectStoreOffloader)
+        before = await tier.load_manifest("orders")
+        part = StreamPart("orders", 2)
+        await tier.begin_part(part, before=before)
+        await StreamWriter.claim(tier, part.name, first_offset=first_offset)
+        return part.name
+
+
+def test_a_stream_that_is_deleted_while_it_is_read_ends_with_an_update(tmp_path: Path) -> None:
+    place = tmp_path / "tier"
+    asyncio.run(append(place, [b"one"]))
+
+    async def delete() -> None:
+        async with open_tier(str(place)) as tier:
+            await delete_stream(tier, "orders")
+
+    with served(place) as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", FIRST)
+        client.subscribe("orders", NEXT, number=1)
+        client.delivered(1)
+        asyncio.run(delete())
+
+        assert client.take(UPDATE) == b"\0\6" + text("orders")
+        time.sleep(1.1)  # what a list of names and a view may be old
+        assert client.subscribe("orders", FIRST) == 2
+
+
+def test_what_only_the_disk_has_comes_on_the_same_connection(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "tiny", tmp_path / "source" / "tiny")
+    asyncio.run(append(tmp_path / "tier", [b"archived"]))
+    with (
+        served(tmp_path / "tier", source=f"rabbitmq://{tmp_path}/source") as running,
+        RawClient.opened(running.port) as client,
+    ):
+        expected = user_chunks("tiny")
+        client.subscribe("tiny", FIRST)
+        assert client.delivered(len(expected)) == [b"\0" + chunk for chunk in expected]
+        client.subscribe("orders", FIRST, number=1)
+        assert client.delivered(1)[0].endswith(b"archived")
+
+
+def test_too_many_connections_are_closed_at_once(tier: Path) -> None:
+    with served(tier, "?connections-max=2") as running:
+        with RawClient.opened(running.port), RawClient.opened(running.port), RawClient(running.port) as third:
+            assert third.is_ended()
+            assert running.counts.refused == 1
+        deadline = time.monotonic() + 10
+        while running.counts.connections:
+            assert time.monotonic() < deadline
+        survives(running)
+
+
+def test_frames_are_encrypted_with_a_certificate(tier: Path, tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+    options = f"?cert={made.path}&key={made.key_path}"
+    with served(tier, options, scheme="rabbitmq-stream+tls") as running:
+        trusted = ssl.create_default_context(cafile=str(made.path))
+        with RawClient.opened(running.port, tls=trusted) as client:
+            expected = user_chunks("batches")
+            client.subscribe("batches", FIRST)
+            assert client.delivered(len(expected)) == [b"\0" + chunk for chunk in expected]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("rabbitmq-stream://0.0.0.0:1", "is open to other machines"),
+        ("rabbitmq-stream://archive.example:1", "is open to other machines"),
+        ("rabbitmq-stream://localhost:1?colour=red", "has no option 'colour'"),
+        ("rabbitmq-stream://localhost:1?connections-max=many", "is a number from 1"),
+        ("rabbitmq-stream://localhost:1?cert=x", "takes no option 'cert'"),
+        ("rabbitmq-stream+tls://localhost:1", "needs option 'cert'"),
+        ("rabbitmq-stream+tls://localhost:1?cert=/nope&key=/nope", "the certificate cannot be used"),
+        ("rabbitmq-stream://localhost:1/path", "is no address of a listener"),
+        ("rabbitmq-stream://localhost:99999", "is no address of a listener"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_refused(url: str, said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        open_listener(url, env=Env())
+
+
 # Bad input.
+
+
+def test_frames_that_are_mutated_anywhere_leave_a_server_that_answers(server: Served) -> None:
+    """Frames of the capture and of these tests, with bytes flipped, cut, repeated and joined."""
+    random = Random(SEED)
+    print(f"OFFLOAD_SEED={SEED}")
+    kinds = [
+        frame(SUBSCRIBE, struct.pack(">IB", 1, 1) + text("tiny") + FIRST + b"\0\x09"),
+        frame(METADATA, struct.pack(">II", 1, 2) + text("tiny") + text("nope")),
+        frame(CREDIT, struct.pack(">BH", 1, 1)),
+        frame(STORE, text("app") + text("tiny") + bytes(8)),
+        frame(QUERY, bytes(4) + text("app") + text("tiny")),
+        frame(UNSUBSCRIBE, struct.pack(">IB", 1, 1)),
+        frame(STATS, bytes(4) + text("tiny")),
+        frame(PARTITIONS, bytes(4) + text("super")),
+        frame(2, b"\3" + struct.pack(">IQI", 1, 42, 1) + b"x"),
+        frame(BEAT, b""),
+    ]
+    sent = 0
+    while sent < FRAMES:
+        with RawClient.opened(server.port) as client, suppress(OSError):
+            for _ in range(50):
+                raw = bytearray(random.choice(kinds))
+                for _ in range(random.choice((0, 0, 1, 3))):
+                    raw[random.randrange(len(raw))] = random.randrange(256)
+                client.socket.sendall(
+                    raw[: random.choice((len(raw), len(raw), random.randrange(len(raw) + 1)))]
+                )
+                sent += 1
+    survives(server)
 
 
 def survives(server: Served) -> None:

@@ -94,10 +94,13 @@ class Subscription:
         self.number, self.name = number, name
         self._offset, self._credit, self._version = offset, credit, version
         self._wanted, self._outbox, self._counts, self._env = wanted, outbox, counts, env
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        """Set while nothing may be sent."""
+
         self._place: PartOffset | None = None
         """Where to read on. None as long as nothing was read."""
 
+        self._failures = 0
         self._last_chunk: asyncio.Future[PartOffset] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -122,10 +125,10 @@ class Subscription:
 
     def wake(self) -> None:
         """Look again whether a chunk may be sent."""
-        self._wake.set()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def _deliver(self, reader: ServedStream) -> None:
-        failures = 0
         try:
             while True:
                 try:
@@ -133,40 +136,44 @@ class Subscription:
                         self._place = await _place_of(reader, self._offset)
                     await self._may_send()
                     async with aclosing(reader.follow_chunks(self._place)) as chunks:
-                        async for reached in self._sent(chunks, reader):
-                            failures, self._place = 0, reached
+                        await self._pass_on(chunks, self._place, reader)
                 except TryAgain as error:
-                    if not failures:
-                        _log.warning("stream %r is tried again: %s", self.name, error)
-                    failures += 1
-                    await self._env.sleep(
-                        self._env.backoff_seconds(
-                            failures, base_seconds=RETRY_SECONDS_MIN, max_seconds=RETRY_SECONDS_MAX
-                        )
-                    )
+                    await self._pause(error)
         finally:
             if self._last_chunk is not None:
                 self._last_chunk.cancel()
 
-    async def _sent(
-        self, chunks: AsyncGenerator[StoredChunk, None], reader: ServedStream
-    ) -> AsyncGenerator[PartOffset, None]:
-        """Send chunks, and yield the place behind each. Ends if the consumer takes nothing for long."""
-        place = self._place
-        assert place is not None
-        while True:
-            chunk = await anext(chunks)
-            if chunk.part != place.part and chunk.offset < place.offset:
-                await self._stand_at(place, chunk)
-            place = PartOffset(chunk.part, chunk.next_offset)
-            is_sent = chunk.type == ChunkType.USER and self._wanted.wants(chunk)
-            has_written = is_sent and self._send(chunk, reader)
-            del chunk
-            yield place
-            if has_written:
-                await self._env.sleep(0)
-            if not (self._credit and not self._outbox.is_full) and not await self._may_send(STILL_SECONDS):
-                return
+    async def _pass_on(
+        self, chunks: AsyncGenerator[StoredChunk, None], place: PartOffset, reader: ServedStream
+    ) -> None:
+        """Send chunks. Returns if the consumer takes nothing for long, or raises what the reader raises."""
+        part, reached = place.part, place.offset
+        try:
+            while True:
+                chunk = await anext(chunks)
+                if chunk.part != part and chunk.offset < reached:
+                    await self._stand_at(reached, chunk)
+                has_written = False
+                if chunk.type == ChunkType.USER and self._wanted.wants(chunk):
+                    has_written = self._send(chunk, reader)
+                part, reached, self._failures = chunk.part, chunk.next_offset, 0
+                del chunk  # nothing is held while this waits
+                if has_written:
+                    await self._env.sleep(0)
+                if (not self._credit or self._outbox.is_full) and not await self._may_send(STILL_SECONDS):
+                    return
+        finally:
+            self._place = PartOffset(part, reached)
+
+    async def _pause(self, error: TryAgain) -> None:
+        """Wait before another try, longer after each that failed."""
+        if not self._failures:
+            _log.warning("stream %r is tried again: %s", self.name, error)
+        self._failures += 1
+        seconds = self._env.backoff_seconds(
+            self._failures, base_seconds=RETRY_SECONDS_MIN, max_seconds=RETRY_SECONDS_MAX
+        )
+        await self._env.sleep(seconds)
 
     def _send(self, chunk: StoredChunk, reader: ServedStream) -> bool:
         self._credit -= 1
@@ -191,22 +198,32 @@ class Subscription:
 
     async def _may_send(self, seconds: float | None = None) -> bool:
         """Wait until a chunk may be sent. Return False if that takes longer than `seconds`."""
-        while not self._credit or self._outbox.is_full:
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                return False
-        return True
+        if self._credit and not self._outbox.is_full:
+            return True
+        self._outbox.flush()  # now, and not when the loop comes around: the client answers with credit
+        loop = asyncio.get_running_loop()
+        # One timer for all turns: a consumer that gives one credit at a time waits for each chunk.
+        late = None if seconds is None else loop.call_later(seconds, self.wake)
+        end = None if late is None else late.when()
+        try:
+            while not self._credit or self._outbox.is_full:
+                self._waiting = loop.create_future()
+                await self._waiting
+                if end is not None and loop.time() >= end:
+                    break
+        finally:
+            self._waiting = None
+            if late is not None:
+                late.cancel()
+        return bool(self._credit) and not self._outbox.is_full
 
-    async def _stand_at(self, place: PartOffset, chunk: StoredChunk) -> None:
+    async def _stand_at(self, reached: int, chunk: StoredChunk) -> None:
         """Wait for ever, because the next part repeats offsets."""
         _log.warning(
             "stream %r ends at offset %d for consumers: part %d begins at offset %d again, and is served by "
             "its own name",
             self.name,
-            place.offset,
+            reached,
             chunk.part,
             chunk.offset,
         )
