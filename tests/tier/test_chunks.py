@@ -248,7 +248,7 @@ def test_damage_is_raised_with_object_and_byte_after_the_sound_chunks(cache_size
         world.objects[key] = bytes(raw)
         reader = await world.reader()
         if cache_size_bytes is None:
-            reader = await StreamReader.open(world.tier, STREAM)
+            reader = await StreamReader.open(world.tier(), STREAM)
         got = list[int]()
 
         async def read_all() -> None:
@@ -272,10 +272,10 @@ def test_chunks_that_retention_takes_in_mid_read_are_reported_as_skipped(is_cach
             await world.append()
         reader = await world.reader(in_flight=1)
         if not is_cached:
-            reader = await StreamReader.open(world.tier, STREAM, in_flight=1, emit=world.events.append)
+            reader = await StreamReader.open(world.tier(), STREAM, in_flight=1, emit=world.events.append)
         async with aclosing(reader.chunks(0)) as chunks:
             got = [(await anext(chunks)).offset]
-            await trim(world.others, STREAM, Retention(before_offset=5 * CHUNKS_PER_FRAGMENT))
+            await trim(world.others(), STREAM, Retention(before_offset=5 * CHUNKS_PER_FRAGMENT))
             for number in range(5):
                 del world.objects[world.fragment(number * CHUNKS_PER_FRAGMENT)]
 
