@@ -19,7 +19,7 @@ from campaign import CAMPAIGN
 from certificates import certificate
 from command_line import SEED, sync
 from offload_rabbitmq.server.listener import open_listener
-from osiris_data import DATA
+from osiris_data import DATA, MANIFEST
 from stream_client import (
     AUTHENTICATE,
     BEAT,
@@ -62,6 +62,13 @@ from offload.model.part import StreamPart
 
 FRAMES: Final = 100_000 if CAMPAIGN else 2_000
 CLIENTS: Final = 300 if CAMPAIGN else 60
+BITS: Final = {
+    (value, bits // 8): found
+    for value, bits, *found in MANIFEST["streams"]["filtered"]["filter_hashes"]["rows"]
+}
+"""The two bits of each value in a filter of so many bytes, as osiris sets them."""
+
+VALUES: Final = sorted({value for value, _ in BITS})
 V2: Final = [(8, 1, 2)]
 
 
@@ -77,6 +84,22 @@ def user_chunks(stream: str) -> list[bytes]:
                 found.append(raw[at : at + 48] + raw[begin : begin + data])
             at = begin + data + trailer
     return found
+
+
+def blooms(stream: str) -> list[tuple[int, bytes]]:
+    """Return the first offset and the bloom filter of each user chunk, from the files."""
+    found = list[tuple[int, bytes]]()
+    for path in sorted((DATA / stream).glob("*.segment")):
+        raw, at = path.read_bytes(), 8
+        while at < len(raw):
+            data, trailer, size = struct.unpack_from(">IIB", raw, at + 36)
+            if raw[at + 1] == 0:
+                found.append((struct.unpack_from(">Q", raw, at + 24)[0], raw[at + 48 : at + 48 + size]))
+            at += 48 + size + data + trailer
+    return found
+
+
+BLOOMS: Final = blooms("filtered")
 
 
 def ids(chunks: list[bytes]) -> list[int]:
@@ -180,6 +203,21 @@ def test_specifications_attach_where_a_broker_attaches_them(server: Served) -> N
             client.ask(UNSUBSCRIBE, b"\0")
 
 
+@pytest.mark.parametrize("stream", ["tiny", "batches", "filtered"])
+def test_every_lookup_of_osiris_attaches_at_the_same_chunk(server: Served, stream: str) -> None:
+    """The manifest has them. Osiris may attach at a tracking chunk: the chunk behind it comes first."""
+    known, chunks = MANIFEST["streams"][stream]["lookups_by_osiris_1_10_3"], ids(user_chunks(stream))
+    wanted = [(at_offset(int(offset)), attached) for offset, attached in known["offset"].items()]
+    wanted += [(at_time(int(time)), attached) for time, attached in known["timestamp_ms"].items()]
+    with RawClient.opened(server.port) as client:
+        for spec, attached in wanted:
+            client.subscribe(stream, spec, credit=1)
+            expected = [first for first in chunks if first >= attached][:1]
+            assert first_offsets(client.delivered(len(expected))) == expected, spec
+            assert expected or client.is_quiet(0.05), spec
+            client.ask(UNSUBSCRIBE, b"\0")
+
+
 def test_what_comes_later_is_delivered_to_those_who_wait(tmp_path: Path) -> None:
     asyncio.run(append(tmp_path / "tier", [b"one"]))
     with served(tmp_path / "tier") as running, RawClient.opened(running.port) as client:
@@ -247,34 +285,29 @@ def test_stats_have_the_ids_of_chunks(server: Served) -> None:
         assert text(name) + struct.pack(">q", value) in answer
 
 
-@pytest.mark.parametrize("values", [["invoices"], ["orders"], ["nothing has this"]])
-def test_a_filter_delivers_the_chunks_whose_bloom_filter_matches(server: Served, values: list[str]) -> None:
-    """The bloom facts of the manifest say which chunks may have which value."""
-    expected = chosen("filtered", values)
+def may_have(bloom: bytes, value: str, *, is_unfiltered: bool = False) -> bool:
+    """Return whether a chunk is delivered, by the bits that osiris sets."""
+    if not bloom:
+        return is_unfiltered
+    bits = {number for number in range(8 * len(bloom)) if bloom[number // 8] & 0x80 >> number % 8}
+    return bits.issuperset(BITS[value, len(bloom)]) or (is_unfiltered and 0 in bits)
+
+
+@pytest.mark.parametrize("is_unfiltered", [False, True])
+@pytest.mark.parametrize("value", VALUES)
+def test_a_filter_delivers_the_chunks_whose_bloom_filter_matches(
+    server: Served, value: str, is_unfiltered: bool
+) -> None:
+    """Those that are left out take no credit."""
+    expected = [first for first, bloom in BLOOMS if may_have(bloom, value, is_unfiltered=is_unfiltered)]
+    assert len(expected) < len(BLOOMS)
+    more = {"match_unfiltered": "true"} if is_unfiltered else {}
     with RawClient.opened(server.port) as client:
-        client.subscribe("filtered", FIRST, credit=len(expected) + 5, filter_1=values[0])
-
+        client.subscribe("filtered", FIRST, credit=len(expected), filter_1=value, **more)
         assert first_offsets(client.delivered(len(expected))) == expected
-        assert client.is_quiet(0.1)
 
-
-def chosen(stream: str, values: list[str]) -> list[int]:
-    """Return the ids of the chunks of which the filter may have one of the values, by the library's own test.
-
-    The formats' tests compare that with osiris.
-    """
-    from offload.formats.bloom import matches
-
-    found = list[int]()
-    for path in sorted((DATA / stream).glob("*.segment")):
-        raw, at = path.read_bytes(), 8
-        while at < len(raw):
-            data, trailer, size = struct.unpack_from(">IIB", raw, at + 36)
-            bloom = raw[at + 48 : at + 48 + size]
-            if raw[at + 1] == 0 and any(matches(bloom, value.encode()) for value in values):
-                found.append(struct.unpack_from(">Q", raw, at + 24)[0])
-            at += 48 + size + data + trailer
-    return found
+        client.give(1)
+        assert client.is_quiet(0.05)
 
 
 def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
@@ -289,10 +322,12 @@ def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
             path.write_bytes(raw)
             damaged = path.name
     with served(tmp_path / "tier") as running, RawClient.opened(running.port) as client:
+        client.subscribe("orders", FIRST, credit=0, number=5)
         client.subscribe("orders", FIRST)
 
         assert first_offsets(client.delivered(2)) == [0, 1]
         assert client.take(UPDATE) == b"\0\6" + text("orders")
+        assert client.ask(UNSUBSCRIBE, b"\5")[:2] == b"\0\4", "it is of the same stream, and has ended too"
         assert client.ask(METADATA, struct.pack(">I", 0)), "the connection lives"
         assert running.counts.damaged == 1
 
@@ -650,3 +685,18 @@ def test_a_client_that_reads_nothing_holds_one_chunk_and_no_others(tmp_path: Pat
         assert first_offsets(quick.delivered(30)) == [*range(30)]
         assert running.counts.delivered_chunks < 60
         assert first_offsets(slow.delivered(30)) == [*range(30)]
+
+
+def test_a_client_that_asks_and_never_reads_is_read_no_more(server: Served) -> None:
+    """Otherwise its requests, or the answers to them, would fill the memory of the server."""
+    request = frame(CREDIT, struct.pack(">BH", 99, 1))  # it has no subscription, and that is answered
+    flood, sent = request * (2**20 // len(request)), 0
+    with RawClient.opened(server.port) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.socket.settimeout(2)
+        with suppress(TimeoutError):
+            while sent < 16 * 2**20:
+                sent += client.socket.send(flood)
+
+        assert sent < 16 * 2**20, "more than the buffers of two sockets hold"
+        survives(server)
