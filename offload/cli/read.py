@@ -15,9 +15,8 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.reading import (
-    BROKER_PASSWORD,
-    BROKER_USER,
     AnyReader,
+    AskedBroker,
     Beside,
     HoldBack,
     open_reader,
@@ -99,15 +98,6 @@ Priority = Annotated[
         "--priority", help="With --source: where a message is read that is on the disk and on TIER."
     ),
 ]
-Broker = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        metavar="URL",
-        help="With --source: ask this broker what it has committed: rabbitmq-stream://localhost. The login "
-        f"is in {BROKER_USER} and {BROKER_PASSWORD}.",
-    ),
-]
 FilterValues = Annotated[
     list[str] | None,
     typer.Option(
@@ -147,7 +137,7 @@ def read(
     source: FromSource = None,
     priority: Priority = ReadPriority.LOCAL_FIRST,
     hold_back: HoldBack = None,
-    broker: Broker = None,
+    broker: AskedBroker = None,
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
 

@@ -13,7 +13,7 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.log_lines import log_event, log_events
-from offload.cli.kit.reading import BROKER_PASSWORD, BROKER_USER, Beside, HoldBack
+from offload.cli.kit.reading import AskedBroker, Beside, HoldBack
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.run import LogFormat, LogFormatOption, LogLevel, LogLevelOption
 from offload.contracts.events import Event
@@ -41,15 +41,6 @@ ServedSource = Annotated[
         "--source",
         metavar="URL",
         help="Also serve what is on the disk of the broker and not yet on TIER: rabbitmq:///var/lib/…/stream.",
-    ),
-]
-AskedBroker = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        metavar="URL",
-        help="With --source: ask this broker what it has committed: rabbitmq-stream://localhost. The login "
-        f"is in {BROKER_USER} and {BROKER_PASSWORD}.",
     ),
 ]
 CacheSize = Annotated[

@@ -42,7 +42,7 @@ class StoredChunk(NamedTuple):
     """The object that has it."""
 
     position: int
-    """Where it begins in the object."""
+    """The position of its first byte in the object."""
 
     @property
     def next_offset(self) -> int:

@@ -4,7 +4,7 @@ A plugin declares a `ListenerType` by a URL scheme, and `offload serve` runs it:
 
     open      the target is called with the URL. It checks the options, and opens nothing
     listen    takes the port. All ports are taken before anything starts
-    serve     answers until it is told to stop
+    serve     answers until the framework sets `stopping`
     aclose    releases the port
 
 The framework opens the tier, and a source beside it if there is one, keeps the cache that all listeners

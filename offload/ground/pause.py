@@ -1,7 +1,7 @@
 """A pause: what ended the last tries of a piece of work, and when the next one comes.
 
     the error passes              the work is tried again, after longer and longer times
-    the error waits for a person  the work is tried again slowly, and the person is told once
+    the error waits for a person  the work is tried again slowly, and its owner tells the person once
 
 The person is told again if the class of the error changes. Its text does not count, because the offsets in it
 change with each try. The error that waits for a person is kept until a try succeeds: one that passes does not
@@ -50,7 +50,7 @@ class Pause:
         return self.try_seconds - self.env.monotonic()
 
     def fail(self, error: OffloadError) -> bool:
-        """Note that a try failed. Return True if a person has to be told."""
+        """Note that a try failed. Return True if the caller has to tell a person."""
         if isinstance(error, TryAgain | OutcomeUnknown | Conflict):
             self.retry(error)
             return False

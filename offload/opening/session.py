@@ -333,7 +333,7 @@ class Session:
         return opened
 
     def listener(self, url: str) -> Listener:
-        """Open the server of a broker's protocol at a URL. It listens when it is told to.
+        """Open the server of a broker's protocol at a URL. It does not listen before its `listen` is called.
 
         Raises `Misuse` for a scheme that no plugin serves, and for an option that the listener refuses.
         """

@@ -54,7 +54,7 @@ NO_ADVICE: Final[Advises] = _Silent()
 
 
 class ShownHealth(Protocol):
-    """What the routes show of a process. `Health` documents the methods."""
+    """The health of a process, as the routes show it. `Health` documents the methods."""
 
     def problems(self) -> list[str]:
         """Return a line for each reason to call the process not ready."""

@@ -50,7 +50,7 @@ async def beside(side_task: Coroutine[Any, Any, None]) -> None:
     try:
         await side_task
     except Exception:  # noqa: BLE001 - whatever it is, it must not stop the work
-        _log.exception("a part of the process failed, and its work goes on")
+        _log.exception("a side task of the process failed; the process continues without it")
 
 
 @contextmanager

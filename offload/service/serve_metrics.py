@@ -36,7 +36,7 @@ SERVE_COUNTERS: Final[dict[str, tuple[str, _Value]]] = {
 
 
 class ServeHealth:
-    """What the routes show of a process that serves."""
+    """The health of a process that serves, as the routes show it."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners

@@ -185,8 +185,8 @@ class TieredReader:
         """Yield the stored chunks, of any type, from the one that holds an offset or a place on.
 
         A chunk is whole, and may begin before `start`. It may also repeat records of the chunk before, if the
-        source cuts its chunks anew: then its offset is lower than the end of that chunk. Otherwise as
-        `messages`.
+        source cuts its chunks in other places than the tier: then its offset is lower than the end of that
+        chunk. Otherwise as `messages`.
         """
         check_place(start)
         return self._read(start, None, self._chunk)

@@ -34,6 +34,15 @@ BROKER_USER: Final = "OFFLOAD_BROKER_USER"
 BROKER_PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
 HOLD_BACK: Final = "0.5s"
 
+AskedBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        metavar="URL",
+        help="With --source: ask this broker what it has committed: rabbitmq-stream://localhost. The login "
+        f"is in {BROKER_USER} and {BROKER_PASSWORD}.",
+    ),
+]
 HoldBack = Annotated[
     str | None,
     typer.Option(
