@@ -25,14 +25,12 @@ from offload.cli.kit.output import (
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
-from offload.cli.sync import CommitStore, HashedKeys, UploadsAtOnce, asked_of
+from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce, asked_of
 from offload.contracts.offloader import LedgerOffloader
 from offload.ground.errors import OffloadError
-from offload.native.offloader import TierOptions
 from offload.upkeep.copy.tier import Copied, CopyProgress, give_up, refuse_itself
 from offload.upkeep.copy.tier import copy as copy_tier
 
-UPLOADS_MAX = TierOptions().uploads_max
 SourceTier = Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")]
 TargetTier = Annotated[
     str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if it does not exist.")

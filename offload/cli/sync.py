@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -71,9 +71,7 @@ NewPart = Annotated[
         "another history. TIER keeps its data. Later syncs need no option to find the part.",
     ),
 ]
-SYNC_UPLOADS_MAX: Final = 2
-"""Each upload takes 64 MiB of memory. Beside a broker, memory and CPU count more than the last seventh of the
-rate: docs/benchmarks.md compares two uploads with four."""
+UPLOADS_MAX = TierOptions().uploads_max
 UploadsAtOnce = Annotated[
     int,
     typer.Option(
@@ -95,7 +93,7 @@ def sync(
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
     compress: Compress = None,
-    at_once: UploadsAtOnce = SYNC_UPLOADS_MAX,
+    at_once: UploadsAtOnce = UPLOADS_MAX,
     encrypt: Encrypt = None,
     keys: Keys = None,
     option: Options = None,

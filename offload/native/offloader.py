@@ -110,8 +110,12 @@ class TierOptions:
     fragment_size_bytes: int = 64 * 1024 * 1024
     """A fragment ends after the chunk that brings it to this many bytes of chunks."""
 
-    uploads_max: int = 4
-    """The number of fragments that are uploaded at once, over all ledgers."""
+    uploads_max: int = 2
+    """The number of fragments that are uploaded at once, over all ledgers.
+
+    Each takes 64 MiB of memory if the store takes objects whole. Beside a broker, memory and CPU count more
+    than the last seventh of the rate: docs/benchmarks.md compares two uploads with four.
+    """
 
     compression: Compression | None = None
     """The compression of new fragments. None: that of the tier's anchor, fixed when the tier was made."""

@@ -26,12 +26,12 @@ main.main()
 UNTIL_IT_RUNS: Final = """
 import asyncio, os, signal
 from offload.cli import main
-from offload.service.process import _signals
+from offload.service.process import signals
 
 main._end_at_sigterm()
 
 async def follow():
-    with _signals(asyncio.Event()):
+    with signals(asyncio.Event()):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
