@@ -195,7 +195,7 @@ class TestPostgres:
         with served("postgresql") as server:
             found = asyncio.run(main(server.url("first")))
 
-        assert sorted(type(each).__name__ for each in found) == [*["AlreadyExists"] * 7, "NoneType"]
+        assert sorted(type(each).__name__ for each in found) == [*["AlreadyExists"] * 7, "NoneType"], found
 
 
 @pytest.mark.parametrize(
