@@ -250,8 +250,6 @@ class PartOnTier:
             await _refuse_lagging(self.offloader, writer.manifest, still, snapshot)
         else:
             return self
-        if (later := await self.newest()) is not None:
-            return later  # a rival has recorded it since
 
         async def begin(following: StreamPart) -> None:
             # The part would take the name from a stream that is not on the tier yet.
@@ -273,12 +271,16 @@ class PartOnTier:
     async def record_next(
         self, begin: Callable[[StreamPart], Awaitable[None]], *, behind: bytes = b""
     ) -> PartOnTier:
-        """Record the part after this one, of which all later parts were deleted, and return it.
+        """Record the part after this one, and return it. If a rival has recorded one, return that.
 
         `begin` creates the anchor. It raises `Conflict` if another stream has the name: then the next number
-        is tried, unless a rival has recorded a part meanwhile. That one is returned then.
+        is tried, unless a rival has recorded a part meanwhile.
         """
         deleted = await self.later()
+        # In this order: a part that a rival recorded before the list is seen here, and one that it records
+        # after the list makes `begin` fail. The other way round, a part that lives would count as deleted.
+        if (rival := await self.newest()) is not None:
+            return rival
         following = (deleted[-1] if deleted else self).recorded.following
         while True:
             following = replace(following, behind=behind)

@@ -338,6 +338,35 @@ def test_restores_and_syncs_at_once_begin_one_part() -> None:
     run(scenario)
 
 
+def test_a_rival_that_begins_the_part_at_any_moment_leaves_one_part() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Killed):
+            await world.restore(dies_after=0)
+        committed = (await StreamReader.open(world.tier(), STREAM)).manifest
+        header, env = world.broker.chunks()[-1][:48], world.clock.env()
+        before = dict(world.objects)
+        moments = 0
+        while True:
+            world.objects.clear()
+            world.objects.update(before)
+            left = count(moments, -1)
+
+            async def rival(operation: str, key: str, left: count[int] = left) -> None:
+                if next(left) == 0:
+                    await world.tier().begin_part(StreamPart(STREAM, 2, header), before=None)
+
+            late = ObjectStoreOffloader(FaultyStore(world.store, before=rival), env=env)
+            with suppress(Conflict, TryAgain):
+                await begin_behind(PartOnTier.first(late, STREAM), committed, header, env=env, emit=silent)
+            assert [part.number for part in await world.tier().parts(STREAM)] == [2], moments
+            if next(left) >= 0:  # the rival came too late
+                break
+            moments += 1
+        assert moments > 5
+
+    run(scenario)
+
+
 def test_a_restore_that_finds_another_part_begun_meanwhile_begins_none() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(Killed):
