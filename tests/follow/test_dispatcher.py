@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from growing_source import GrowingSource, GrowingStream
 
-from offload import ObjectStoreOffloader, SourceStream, sync
+from offload import ObjectStoreOffloader, SourceStream, TierOptions, sync
 from offload.contracts.events import Event, RecordsLost
 from offload.contracts.store import Body
 from offload.follow.dispatcher import Dispatcher
@@ -38,7 +38,7 @@ def fast() -> Env:
 
 
 def dispatcher(source: GrowingSource, store: MemoryStore, **changes: Any) -> Dispatcher:
-    plan = ObjectStoreOffloader(store), RULES
+    plan = ObjectStoreOffloader(store, options=TierOptions(uploads_max=4)), RULES
     options: dict[str, Any] = {"plan_of": lambda stream: plan, "env": fast(), "discover_seconds": 5.0}
     return Dispatcher(source=source, **(options | changes))
 
