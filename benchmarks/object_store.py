@@ -42,7 +42,6 @@ from offload.opening.by_url import open_store
 
 HERE: Final = Path(__file__).resolve().parent
 RAW_CLIENTS: Final = {"s3": ("curl", "boto3", "obstore", "rclone"), "gcs": ("curl",), "azure": ("curl",)}
-OUR_CLIENTS: Final = ("direct", "fsspec")
 VERBS: Final = ("put", "get")
 RAW: Final = "raw"  # the prefix of the objects of the raw clients
 GIB: Final = 2**30
@@ -174,12 +173,11 @@ def _jobs(folder: Path, running: Running, place: Place, size_bytes: int, at_once
         argv = [sys.executable, str(HERE / "raw_clients.py"), name, verb, str(at_once)]
         return Job(f"{name} {verb}", verb, is_raw=True, argv=argv, task=task)
 
-    def ours(verb: str) -> list[Job]:
-        return [_ours(verb, folder, place, place.options, size_bytes, each, at_once) for each in OUR_CLIENTS]
-
-    return [
-        job for verb in VERBS for job in (*(raw(name, verb) for name in RAW_CLIENTS[protocol]), *ours(verb))
-    ]
+    jobs: list[Job] = []
+    for verb in VERBS:
+        jobs += [raw(name, verb) for name in RAW_CLIENTS[protocol]]
+        jobs.append(_ours(verb, folder, place, place.options, size_bytes, at_once))
+    return jobs
 
 
 def _empty_trash(scratch: Path) -> None:
@@ -204,31 +202,24 @@ def _objects(folder: Path) -> list[tuple[str, str]]:
 def _jobs_with_delay(folder: Path, place: Place, options: dict[str, str], size_bytes: int) -> list[Job]:
     return [
         replace(job, name=f"{job.name}, {at_once} at once")
-        for client in OUR_CLIENTS
         for at_once in (1, 2, 4, 8, 16)
         for verb in VERBS
-        for job in [_ours(verb, folder, place, options, size_bytes, client, at_once)]
+        for job in [_ours(verb, folder, place, options, size_bytes, at_once)]
     ]
 
 
 def _ours(
-    verb: str,
-    folder: Path,
-    place: Place,
-    options: dict[str, str],
-    size_bytes: int,
-    client: str,
-    at_once: int,
+    verb: str, folder: Path, place: Place, options: dict[str, str], size_bytes: int, at_once: int
 ) -> Job:
     task = {
-        "url": f"{place.url}/tier-{client}",
-        "options": {**options, "client": client},
+        "url": f"{place.url}/tier",
+        "options": options,
         "source": str(folder / "source"),
         "size_bytes": size_bytes,
     }
     job = {"put": "sync", "get": "read"}[verb]
     argv = [sys.executable, str(HERE / "our_clients.py"), job, str(at_once)]
-    return Job(f"{job}, {client}", verb, is_raw=False, argv=argv, task=task)
+    return Job(job, verb, is_raw=False, argv=argv, task=task)
 
 
 def _timed(job: Job) -> Run:

@@ -1,6 +1,6 @@
 """Where the CPU time of a sync and of a sequential read goes, by the samples of perf.
 
-    python benchmarks/profile_transfer.py [--server minio] [--size-gib 2] [--client direct] [--json]
+    python benchmarks/profile_transfer.py [--server minio] [--size-gib 2] [--json]
 
 The server runs on this machine. This process is the client, so that no start of an interpreter is counted.
 perf samples the functions that run on all processors, 999 times a second. Samples of other processes are left
@@ -51,7 +51,6 @@ def main() -> None:
     names = [each.name for each in SERVERS if each.honours_create]
     parser.add_argument("--server", default="minio", choices=names)
     parser.add_argument("--size-gib", type=float, default=2.0)
-    parser.add_argument("--client", default="direct", choices=["direct", "fsspec"])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     machine.require_disk()
@@ -61,7 +60,7 @@ def main() -> None:
         place = running.place()
         task = {
             "url": f"{place.url}/read",
-            "options": place.options | {"client": arguments.client},
+            "options": place.options,
             "source": str(source),
             "size_bytes": sum(path.stat().st_size for path in (source / "stream").glob("*.segment")),
         }

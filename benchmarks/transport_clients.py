@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import transport_pycurl
 from transport_task import METER, MIB, REGION, Move, Piece, Task, all_at_once, in_threads
 
 SLICE_SIZE_BYTES: Final = 64 * 1024
@@ -65,8 +66,8 @@ def _send(connection: Any, task: Task, piece: Piece, data: memoryview) -> None:
             sent += connection.sock.send(data[sent:])
 
 
-def by_http_client(task: Task, *, how: str) -> None:
-    """Move by `http.client`, and receive by its `readinto`, its `read`, or on its socket (`how`)."""
+def by_http_client(task: Task) -> None:
+    """Move by `http.client` in threads, and receive by its `readinto`."""
 
     def mover() -> Move:
         connection = _connection(task)
@@ -80,25 +81,11 @@ def by_http_client(task: Task, *, how: str) -> None:
                 _check(reply.status)
                 if not task.is_read:
                     return piece.size_bytes + len(reply.read())
-                if how == "read":
-                    return len(reply.read(piece.size_bytes))
-                if how == "readinto":
-                    return _fill(buffer, reply.readinto)
-                return _past(reply, connection.sock, buffer)
+                return _fill(buffer, reply.readinto)
 
         return move
 
     in_threads(task, mover)
-
-
-def _past(reply: Any, connection: Any, buffer: memoryview) -> int:
-    """Fill `buffer` from the socket, after the bytes of the body that were read with the headers."""
-    early = reply.fp.peek()[: len(buffer)]
-    filled = reply.readinto(buffer[: len(early)])
-    filled += _fill(buffer[filled:], connection.recv_into)
-    reply.length = 0
-    reply.read()
-    return int(filled)
 
 
 def by_urllib3(task: Task, *, how: str) -> None:
@@ -244,8 +231,8 @@ def by_obstore(task: Task, *, how: str) -> None:
     asyncio.run(all_at_once(task, move))
 
 
-def by_offload(task: Task, *, client: str) -> None:
-    """Move by this project's store, with the option `client`."""
+def by_offload(task: Task) -> None:
+    """Move by this project's store."""
     from offload_s3 import S3Options
     from offload_s3.store import S3Store
 
@@ -253,7 +240,7 @@ def by_offload(task: Task, *, client: str) -> None:
 
     login = {"endpoint_url": task.endpoint, "region": REGION, "key": task.key, "secret": task.secret}
     verify = {"verify": task.authority} if task.authority else {}
-    store = S3Store(bucket=task.bucket, options=S3Options.of(login | verify | {"client": client}))
+    store = S3Store(bucket=task.bucket, options=S3Options.of(login | verify))
 
     async def move(piece: Piece) -> int:
         if task.job == "part":
@@ -326,15 +313,15 @@ CANDIDATES: Final[dict[str, Callable[[Task], None]]] = {
     "obstore, signed": lambda task: by_obstore(task, how="signed"),
     "obstore, unsigned": lambda task: by_obstore(task, how="unsigned"),
     "obstore, crc64nvme": lambda task: by_obstore(task, how="crc64nvme"),
-    "http.client readinto": lambda task: by_http_client(task, how="readinto"),
-    "http.client read, bytes": lambda task: by_http_client(task, how="read"),
-    "http.client socket": lambda task: by_http_client(task, how="socket"),
+    "http.client readinto": by_http_client,
     "urllib3 readinto": lambda task: by_urllib3(task, how="readinto"),
     "urllib3 read, bytes": lambda task: by_urllib3(task, how="read"),
     "urllib3 beneath": lambda task: by_urllib3(task, how="beneath"),
     "httpcore": by_httpcore,
-    "offload fsspec": lambda task: by_offload(task, client="fsspec"),
-    "offload direct": lambda task: by_offload(task, client="direct"),
+    "pycurl, threads": transport_pycurl.in_own_threads,
+    "pycurl, loop": transport_pycurl.on_the_loop,
+    "pycurl, loop beside": transport_pycurl.beside_the_loop,
+    "offload": by_offload,
 }
 
 

@@ -31,7 +31,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Task:
-    """The pieces, the server, and the login. `authority` is the file that TLS trusts; empty without TLS."""
+    """The pieces, the server, and the login. `authority` is the file that TLS trusts; empty without TLS.
+
+    `buffer_kib` is how much libcurl receives and sends at once.
+    """
 
     endpoint: str
     authority: str
@@ -40,6 +43,7 @@ class Task:
     secret: str
     at_once: int
     job: str
+    buffer_kib: int
     pieces: list[Piece]
 
     @property

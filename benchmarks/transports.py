@@ -1,7 +1,7 @@
-"""Candidates for a transport of bytes, side by side, on the same objects (docs/adr/0027-byte-transport.md).
+"""Candidates for a transport of bytes, side by side, on the same objects (docs/adr/0042-one-transport.md).
 
     python benchmarks/transports.py [--server minio] [--tls] [--size-gib 1] [--rounds 5] [--json]
-                                    [--job get --job get-8 ...] [--candidate NAME ...]
+                                    [--job get --job get-8 ...] [--candidate NAME ...] [--buffer-kib 1024]
 
 The jobs: `get` of whole objects of 64 MiB, `get-8` and `get-16` of them in ranges of 8 and 16 MiB, `put` of
 64 MiB, `part` of 16 MiB of a multipart upload. Each round runs every candidate once, in turn; one more round
@@ -9,7 +9,8 @@ goes first and is not counted. The server runs on this machine and takes its sha
 deletes replaced objects late: five rounds of `put` or `part` need up to 60 GiB of disk below `$TMPDIR`, which
 may not be in memory. Seconds and CPU seconds are those of the transfer alone, in the client process. A ratio
 is the median of the rounds' ratios to the fastest raw candidate of the same round. `obstore` has no call for
-one part, and httpcore is measured if it is installed.
+one part, and httpcore and pycurl are measured if they are installed. `--buffer-kib` is for the candidates
+with pycurl.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ JOBS: Final = {"get": (64, 4), "get-8": (8, 8), "get-16": (16, 8), "put": (64, 4
 
 READS_ALONE: Final = {
     "boto3, 1 MiB pieces",
-    "http.client read, bytes",
-    "http.client socket",
     "urllib3 readinto",
     "urllib3 beneath",
 }
@@ -76,13 +75,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--job", action="append", choices=list(JOBS))
     parser.add_argument("--candidate", action="append", choices=["curl", *CANDIDATES])
+    parser.add_argument("--buffer-kib", type=int, default=1024, help="how much libcurl moves at once: 1024")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with _running(arguments.server, is_tls=arguments.tls) as endpoint:
         count = max(1, round(arguments.size_gib * 2**30 / OBJECT_SIZE_BYTES))
         keys = _stored(endpoint, count)
         tables = {
-            job: _measured(endpoint, job, keys, _candidates(job, arguments.candidate), arguments.rounds)
+            job: _measured(endpoint, job, keys, _candidates(job, arguments.candidate), arguments)
             for job in arguments.job or JOBS
         }
         _report(tables, endpoint, arguments)
@@ -141,23 +141,25 @@ def _candidates(job: str, chosen: list[str] | None) -> list[str]:
     )
     if find_spec("httpcore") is None:
         left_out |= {"httpcore"}
+    if find_spec("pycurl") is None:
+        left_out |= {name for name in names if name.startswith("pycurl")}
     return [name for name in names if name not in left_out]
 
 
 def _measured(
-    endpoint: Endpoint, job: str, keys: list[str], names: list[str], rounds: int
+    endpoint: Endpoint, job: str, keys: list[str], names: list[str], arguments: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in range(rounds + 1):
+    for number in range(arguments.rounds + 1):
         for name in names:
-            done = _run(endpoint, job, keys, name)
+            done = _run(endpoint, job, keys, name, arguments.buffer_kib)
             if number:
                 runs[name].append(done)
             print(f"round {number} {job} {name}: {done['seconds']:.2f} s", file=sys.stderr)
     return runs
 
 
-def _run(endpoint: Endpoint, job: str, keys: list[str], name: str) -> dict[str, float]:
+def _run(endpoint: Endpoint, job: str, keys: list[str], name: str, buffer_kib: int) -> dict[str, float]:
     size_mib, at_once = JOBS[job]
     size_bytes, upload = size_mib * MIB, {"Bucket": "bucket", "Key": "upload"}
     if job == "part":
@@ -182,6 +184,7 @@ def _run(endpoint: Endpoint, job: str, keys: list[str], name: str) -> dict[str, 
         "secret": SECRET_KEY,
         "at_once": at_once,
         "job": job,
+        "buffer_kib": buffer_kib,
         "pieces": [asdict(piece) for piece in pieces],
     }
     argv = [sys.executable, str(HERE / "transport_clients.py"), name]
@@ -200,6 +203,7 @@ def _report(tables: Any, endpoint: Endpoint, arguments: argparse.Namespace) -> N
         "server": endpoint.version,
         "size_gib": arguments.size_gib,
         "rounds": arguments.rounds,
+        "buffer_kib": arguments.buffer_kib,
     }
     rows = [row for job, runs in tables.items() for row in _rows(job, runs, arguments)]
     if arguments.json:

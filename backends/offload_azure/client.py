@@ -1,8 +1,7 @@
 """The client of a container, on the account that `account` found, with our limits and without retries.
 
-Invariants: one call is one request (`transport`; the client's own retries, its switch to a secondary
-host and its redirects are off); an object up to `PUT_SIZE_BYTES_MAX` is one Put Blob; a read of any length
-is one GET.
+Invariants: one call is one request (the client's own retries, its switch to a secondary host and its
+redirects are off); an object up to `PUT_SIZE_BYTES_MAX` is one Put Blob; a read of any length is one GET.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from azure.core.pipeline.transport import AsyncHttpTransport
 from azure.storage.blob.aio import BlobServiceClient, ContainerClient
-from offload_cloud.options import shown
 
-from offload.ground.errors import Misuse
+from offload.ground.errors import Misuse, OffloadError
 from offload_azure.account import Account, account_of
-from offload_azure.direct import DirectTransport
 from offload_azure.failures import one_line
 from offload_azure.options import AzureOptions
-from offload_azure.transport import OneRequestTransport
+from offload_azure.transport import SdkTransport
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 """The largest object that goes up as one Put Blob, which is atomic. The client's own limit is 64 MiB."""
@@ -30,47 +26,30 @@ GET_SIZE_BYTES_MAX: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class AzureClient:
-    """Clients of one container, with the services and the account that are closed after them."""
+    """The client of one container, with the service and the account that are closed after it."""
 
     container: ContainerClient
-    """Sends small requests: creates, listings, deletions."""
-
-    data: ContainerClient
-    """Moves fragments: another one if the option `client` says so."""
-
-    services: tuple[BlobServiceClient, ...]
+    service: BlobServiceClient
     account: Account
 
     async def aclose(self) -> None:
         """Close the connections, also those of the credential."""
-        for service in self.services:
-            await service.close()
+        await self.service.close()
         await _close(self.account.credential)
 
 
 async def open_client(options: AzureOptions, container: str) -> AzureClient:
-    """Return clients on the running event loop, without caches. Raises `Misuse` for wrong settings."""
+    """Return a client on the running event loop, without caches. Raises `Misuse` for wrong settings."""
     account = account_of(options)
-    transports: list[AsyncHttpTransport[Any, Any]] = [
-        OneRequestTransport(
-            verify=options.verify,
-            connections_max=options.connections_max,
-            connect_timeout_seconds=options.connect_timeout_seconds,
-            read_timeout_seconds=options.read_timeout_seconds,
-            proxy=shown(options.proxy),
-        )
-    ]
-    if options.client == "direct":
-        transports.append(DirectTransport(options))
     try:
-        services = tuple(_service(account, _settings(options, transport)) for transport in transports)
+        service = _service(account, _settings(options))
+    except OffloadError:
+        await _close(account.credential)
+        raise
     except ValueError as exc:
-        for transport in transports:
-            await transport.close()
         await _close(account.credential)
         raise Misuse(f"azure: {one_line(exc)}") from None
-    containers = [service.get_container_client(container) for service in services]
-    return AzureClient(containers[0], containers[-1], services, account)
+    return AzureClient(service.get_container_client(container), service, account)
 
 
 def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
@@ -79,9 +58,9 @@ def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
     return BlobServiceClient(account.url, credential=account.credential, **settings)
 
 
-def _settings(options: AzureOptions, transport: AsyncHttpTransport[Any, Any]) -> dict[str, Any]:
+def _settings(options: AzureOptions) -> dict[str, Any]:
     return {
-        "transport": transport,  # it also chooses the proxy
+        "transport": SdkTransport(options),  # it also chooses the proxy
         "retry_total": 0,  # `RetryingStore` retries, for all clients in one place
         "retry_to_secondary": False,
         "permit_redirects": False,

@@ -10,7 +10,7 @@ The error says what is known of the request:
     never sent                   `TryAgain`, for a mutation too: no connection, a name does not resolve
     sent; no reply, or HTTP 5xx  `OutcomeUnknown` for a mutation, `TryAgain` for a read
 
-The third row is sound because the client sends each request once (`transport`).
+The third row is sound because each request is sent once (`offload_cloud.exchange`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
 from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
-from offload_cloud.tls import hung_up, refusal_of
 
 from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
@@ -38,9 +36,8 @@ from offload.ground.errors import (
     Throttled,
     TryAgain,
 )
-from offload_azure.transport import NEVER_SENT, ProxyRefused
 
-FAILURES: Final = (AzureError, ExchangeError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
+FAILURES: Final = (AzureError, ExchangeError, OSError, ValueError)
 """Every type that the clients raise: error replies, their own errors, and those of their libraries."""
 
 PERMISSIONS: Final = {"read": "r", "list": "l", "store": "c and w", "create": "c", "delete": "d"}
@@ -142,15 +139,19 @@ def explained(
     said = f"{where}: cannot {what}"
     lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
     # A reply that cannot be decoded proves nothing about the request, so it counts as none.
-    if isinstance(exc, HttpResponseError) and exc.response is not None and not isinstance(exc, DecodeError):
+    if isinstance(exc, DecodeError):
+        return lost(f"{said}: {NOT_FROM_AZURE}")
+    if isinstance(exc, HttpResponseError) and exc.response is not None:
         return _of_reply(exc, said, what, key, lost, now_ms)
     if isinstance(exc, ClientAuthenticationError):
         return StoreDenied(f"{said}: {_of_sign_in(exc)}")
     if isinstance(exc, ExchangeError):
         return meaning_of(exc, said, lost)
-    if isinstance(exc, ValueError) and not isinstance(exc, OSError | aiohttp.ClientError):
+    if isinstance(exc, ValueError) and not isinstance(exc, OSError):
         return Misuse(f"{said}: {one_line(exc)}")
-    return _of_connection(exc, said, lost)
+    # Such as an error of the credential's own HTTP library: the SDK wraps it.
+    beneath = getattr(exc, "inner_exception", None) or exc
+    return lost(f"{said}: {type(beneath).__name__}: {one_line(beneath)}")
 
 
 def not_from_azure(what: str, *, where: str, mutation: bool = False) -> OffloadError:
@@ -297,41 +298,3 @@ def _headers(exc: HttpResponseError) -> Mapping[str, str]:
     response: Any = exc.response
     headers: Mapping[str, str] = response.headers
     return headers
-
-
-def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
-    beneath = getattr(exc, "inner_exception", None) or exc  # the SDK wraps the HTTP library's error
-    # Subclasses come first. An error of TLS is an error of connecting by type, and a timeout of connecting
-    # is a `TimeoutError`. A server that hangs up in the handshake may only be stopping: it is left to
-    # `ClientConnectorError`, and tried again.
-    match beneath:  # in this order: nothing was sent, for all but the last case
-        case ProxyRefused(status=403 | 407):
-            return StoreDenied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
-        case ProxyRefused() | aiohttp.ClientProxyConnectionError():
-            return TryAgain(f"{said}: the proxy does not answer, or cannot reach the server; check `proxy`")
-        case aiohttp.ClientSSLError() if not hung_up(beneath):
-            return StoreDenied(f"{said}: {_of_tls(beneath)}")
-        case aiohttp.ClientConnectorDNSError():
-            return TryAgain(
-                f"{said}: the name {beneath.host} does not resolve; check `account_name`, `account_host` and "
-                "`endpoint_url`"
-            )
-        case aiohttp.ConnectionTimeoutError():
-            return TryAgain(f"{said}: the server accepts no connection within `connect_timeout_seconds`")
-        case aiohttp.ClientConnectorError():
-            return TryAgain(
-                f"{said}: nothing answers at {beneath.host}:{beneath.port}; check `account_host` and "
-                "`endpoint_url`, and that the server runs"
-            )
-        case TimeoutError():
-            return lost(f"{said}: no answer: no or few bytes moved within `read_timeout_seconds`")
-    # From here on the request was sent, at least in part.
-    # An error of connecting that no case above matches would be reported as unknown, although nothing was
-    # sent.
-    assert not isinstance(beneath, NEVER_SENT)
-    return lost(f"{said}: the connection broke: {type(beneath).__name__}: {one_line(beneath)}")
-
-
-def _of_tls(exc: aiohttp.ClientSSLError) -> str:
-    failure = getattr(exc, "certificate_error", None) or exc.os_error
-    return refusal_of(failure, exc.host, if_misnamed="check `account_host`")

@@ -11,7 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 TAGS_MAX: Final = 10
@@ -83,9 +83,6 @@ class AzureOptions(StoreOptions):
     """The options of the Azure backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "azure"
-
-    client: Client = "direct"
-    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     account_name: str | None = Field(default=None, pattern=r"^[a-z0-9]{3,24}$")
     account_key: Annotated[SecretStr, AfterValidator(_base64)] | None = None

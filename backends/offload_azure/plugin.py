@@ -8,7 +8,6 @@ from typing import Final
 from offload.contracts.plugin import Backend, hookimpl
 
 OPTIONS: Final = (
-    "client",
     "account_name",
     "account_key",
     "sas_token",

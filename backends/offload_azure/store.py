@@ -29,10 +29,10 @@ from typing import Any, Final, NoReturn, TypeVar
 from azure.core import MatchConditions
 from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, StandardBlobTier
 from azure.storage.blob.aio import BlobClient
-from offload_cloud.direct import DirectReply
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.metadata import beside, left_for_metadata
 from offload_cloud.ranges import asked_for, exactly
+from offload_cloud.transport import TransportReply
 
 from offload.contracts.capabilities import Capabilities
 from offload.contracts.object_metadata import NO_METADATA, check_metadata, read_metadata
@@ -128,7 +128,7 @@ class AzureStore(ObjectStore, SignsReads):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
             windows, _ = await windows_in_memory(body)
-            blob = await self.data_blob(key)
+            blob = await self.blob(key)
             await self._put(blob, key, windows, what="store", overwrite=True, **self.described(metadata))
         else:
             # Azure takes 50,000 blocks at most, so the blocks of a very large object are larger.
@@ -160,10 +160,8 @@ class AzureStore(ObjectStore, SignsReads):
         wanted = asked_for(span)
         data: Buffer
         match wanted:
-            case Span() if self.options.client == "direct":
+            case Span():
                 data = await self.ask(self._long_reads.get(check(key), wanted), f"read {key!r}", key=key)
-            case Span(start, length):
-                data = await self._read(check(key), start, length)
             case Suffix():
                 data = await self._read_end(check(key), wanted)
             case _:
@@ -259,12 +257,8 @@ class AzureStore(ObjectStore, SignsReads):
             return self._client
 
     async def blob(self, key: str) -> BlobClient:
-        """Return the client of one blob for small requests."""
+        """Return the client of one blob."""
         return (await self.client()).container.get_blob_client(key)
-
-    async def data_blob(self, key: str) -> BlobClient:
-        """Return the client that moves the bytes of one blob."""
-        return (await self.client()).data.get_blob_client(key)
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
         """Await one request, and raise the port's errors for those of the client."""
@@ -329,7 +323,7 @@ class AzureStore(ObjectStore, SignsReads):
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
         """Send one GET for a span, and return its reply while the body is on its way."""
-        opened: list[DirectReply] = []
+        opened: list[TransportReply] = []
         try:
             head = await self._ask_for(key, span.start, span.length, opened=opened.append)
             if head is None:
@@ -366,7 +360,7 @@ class AzureStore(ObjectStore, SignsReads):
 
     async def _ask_for(self, key: str, start: int, length: int | None, **settings: Any) -> Any:
         """Send one GET, and return its reply in the form of the SDK; None if the object ends before."""
-        blob, what = await self.data_blob(key), f"read {key!r}"
+        blob, what = await self.blob(key), f"read {key!r}"
         # The client returns bytes alone, and sends another request if they are too few. The hook keeps the
         # reply, whose headers say which part it is.
         replies: list[Any] = []

@@ -67,6 +67,6 @@ async def create_of_a_block(store: AzureStore, key: str, data: bytes) -> None:
 
 async def _put_block(store: AzureStore, key: str, name: str, data: bytes, *, what: str) -> None:
     md5 = await md5_of([data])
-    blob = await store.data_blob(key)
+    blob = await store.blob(key)
     call = blob.stage_block(name, data, length=len(data), headers={"Content-MD5": md5}, **store.encrypted)
     await store.ask(call, what, mutation=True)

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection of blocking sockets. Large bodies move between the socket and memory of ours.
 
 A `Connection` makes one exchange after another: `connect` once, then for each request `send`, and then
-`readinto` or `read` until the body has ended. All of them block, so threads call them (`direct`). `cut` and
-`close` may be called from any thread. Invariants:
+`readinto` or `read` until the body has ended. All of them block, so threads call them (`transport`). `cut`
+and `close` may be called from any thread. Invariants:
 
 - A request is sent once, and no redirect is followed.
 - An error says if the request was sent (`exchange_errors`). Every failure before the first byte of a request
@@ -154,16 +154,25 @@ class Connection:
         # Bytes that nobody asked for, or the end: a request would be lost, or get the reply to another one.
         return not poll(self._socket, select.POLLIN, 0.0)
 
+    @property
+    def holds_body(self) -> bool:
+        """True if reading the rest of the body waits for nothing."""
+        return self._reply is not None and self._reply.holds_body
+
     def send(self, request: Request) -> Reply:
-        """Send a request, wait for the head of its reply, and return that. The body is still to be read."""
+        """Send a request, wait for the head of its reply, and return that. The body is still to be read.
+
+        A small body is waited for too.
+        """
         assert self._socket is not None
         self._is_early = False
-        self._reply = reply = Reply(self._socket)
+        self._reply = reply = Reply(self._socket, has_body=request.method != "HEAD")
         # Set before the first byte: from here on the connection is busy until `finish`, whatever happens.
         with self._failing():
             self._socket.sendall(_head_of(request, self.route))
             self._send_body(self._socket, request.body, reply)
             reply.receive_head()
+            reply.hold_small_body()
         return reply
 
     def check_body(self, size_bytes_max: int | None = None) -> int | None:
@@ -372,7 +381,7 @@ def _head_of(request: Request, route: Route) -> bytes:
     # The host as the signer sees it: without the port that is usual for the scheme.
     headers = {"host": route.place.partition("://")[2], "accept-encoding": "identity"} | headers
     # Also of an empty body: servers refuse a PUT or POST without a length (411).
-    if request.method != "GET":
+    if request.body or request.method in {"PUT", "POST"}:
         headers["content-length"] = str(request.size_bytes)
     lines = [f"{request.method} {target} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -25,7 +25,7 @@ class Cause(Enum):
     SLOW_CONNECT = "{place} accepts no connection within `connect_timeout_seconds`"
     TLS = "{detail}"
     NO_PROXY = "the proxy does not answer, or cannot reach the server; check `proxy`"
-    PROXY_TLS = "client=direct reaches no proxy by https://; use client=fsspec, or http:// in `proxy`"
+    PROXY_TLS = "a proxy that speaks TLS itself (https://) is not supported; use http:// in `proxy`"
     PROXY_REFUSES = "the proxy refuses ({detail}); check `proxy` and the login in it"
     # The request was sent, at least in part.
     STALLED = "{place} did not answer: no byte moved within `read_timeout_seconds`"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
 from offload.ground.errors import Misuse
 
-__all__ = ["Client", "Endpoint", "Pairs", "Proxy", "StoreOptions", "Verify", "shown"]
+__all__ = ["Endpoint", "Pairs", "Proxy", "StoreOptions", "Verify", "shown"]
 
 
 class StoreOptions(BaseModel):
@@ -28,6 +28,8 @@ class StoreOptions(BaseModel):
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Check options. Raises `Misuse` that names each wrong one, and never repeats a secret."""
+        if "client" in options:
+            raise Misuse(f"{cls.backend}: option 'client' is gone, for all requests go one way: leave it out")
         try:
             return cls.model_validate(dict(options))
         except ValidationError as exc:
@@ -78,15 +80,6 @@ def _without_login(value: str) -> str:
         raise ValueError("an endpoint holds no credentials; give them as options of their own")
     return value
 
-
-def _not_replaced(value: object) -> object:
-    if value in ("obstore", "auto"):
-        raise ValueError(f"{value} was replaced by `direct`, which is the default: leave the option out")
-    return value
-
-
-Client = Annotated[Literal["direct", "fsspec"], BeforeValidator(_not_replaced)]
-"""The client that moves fragments: sockets of our own (`offload_cloud.direct`), or that of fsspec."""
 
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
 """Names and values: a mapping, or `a=b,c=d`. A value that contains a comma needs the mapping."""

@@ -31,6 +31,9 @@ HELD_SIZE_BYTES: Final = 16 * 2**10
 
 CHUNK_LINE_SIZE_BYTES_MAX: Final = 4 * 2**10
 
+SMALL_SIZE_BYTES_MAX: Final = 64 * 2**10
+"""A body of this size is received with its head, so that a small request is one wait of a thread."""
+
 LOT_SIZE_BYTES: Final = 2**20
 """A thread that waits for a large body is woken when this much has arrived, and not for every packet. That
 took 0.44 instead of 0.50 CPU seconds per GiB, and the server (MinIO) 0.55 instead of 0.66."""
@@ -59,7 +62,9 @@ class BadReply(Exception):
 class Reply:
     """A reply on a connected socket. First `receive_head`, then `readinto` until it returns 0."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, *, has_body: bool = True) -> None:
+        """`has_body` is False if the request was a HEAD: then the reply ends with its head."""
+        self._has_body = has_body
         self.status = 0
         self.headers: list[tuple[str, str]] = []
         self.size_bytes_left: int | None = 0
@@ -101,13 +106,26 @@ class Reply:
             raise BadReply(Cause.BROKEN, f"its transfer coding is {coding[:40]!r}")
         if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
             raise BadReply(Cause.BROKEN, f"its length is {', '.join(sorted(lengths))[:40]!r}")
-        if self.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
+        if not self._has_body or self.status in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}:
             coding, lengths = "", {"0"}
         self.is_chunked = bool(coding)
         self.size_bytes_left = int(lengths.pop()) if lengths else None
         self.is_over = self.size_bytes_left == 0
         kept = [each.strip().lower() for each in self.value_of("connection").split(",")]
         self.will_close = self.will_close or "close" in kept
+
+    @property
+    def holds_body(self) -> bool:
+        """True if all of the body has arrived, so that nothing waits for it."""
+        left = self.size_bytes_left
+        return self.is_over or (left is not None and len(self._source.held) >= left)
+
+    def hold_small_body(self) -> None:
+        """Receive the body if it is small and its size is known."""
+        left = self.size_bytes_left
+        while left is not None and len(self._source.held) < left <= SMALL_SIZE_BYTES_MAX:
+            if not self._source.fill():
+                raise BadReply(Cause.SHORT, f"{left - len(self._source.held)} bytes are missing")
 
     def readinto(self, buffer: memoryview) -> int:
         """Receive at least one byte of the body; return 0 at its end."""
@@ -137,7 +155,7 @@ class Reply:
             header = _HEADER.fullmatch(line)
             if header is None:
                 raise BadReply(Cause.BROKEN, f"{line[:40]!r} is no header")
-            self.headers.append((header[1].decode("latin-1"), header[2].decode("latin-1")))
+            self.headers.append((header[1].decode(), header[2].decode("utf-8", "surrogateescape")))
         if self.status == HTTPStatus.SWITCHING_PROTOCOLS:
             raise BadReply(Cause.BROKEN, "it changes the protocol, which nobody asked for")
 

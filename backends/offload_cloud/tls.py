@@ -1,30 +1,27 @@
-"""Contexts of TLS, and the diagnosis of a failed handshake: a server that is stopping, or a wrong URL."""
+"""Contexts of TLS, and the diagnosis of a failed handshake."""
 
 from __future__ import annotations
 
 import ssl
 
-__all__ = ["hung_up", "refusal_of", "trusting"]
+from offload.ground.errors import Misuse
+
+__all__ = ["refusal_of", "trusting"]
 
 
-def trusting(verify: bool | str) -> ssl.SSLContext:
+def trusting(verify: bool | str, *, backend: str) -> ssl.SSLContext:
     """Return a context that trusts the system's authorities (True), those of a file, or any server (False).
 
-    Raises `OSError` if the file holds no readable certificates.
+    Raises `Misuse` if the file holds no readable certificates.
     """
-    context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    try:
+        context = ssl.create_default_context(cafile=verify if isinstance(verify, str) else None)
+    except OSError as exc:
+        raise Misuse(f"{backend}: option 'verify': {verify!r} holds no readable certificates") from exc
     if verify is False:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def hung_up(exc: object) -> bool:
-    """Return True if the server closed the connection during the handshake, as a stopping server does.
-
-    The next attempt may succeed. After a handshake that either side refused, it cannot.
-    """
-    return isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError | ssl.SSLZeroReturnError)
 
 
 def refusal_of(

@@ -1,11 +1,12 @@
-"""The requests of one store: gcsfs finds and renews credentials and opens the session; this module sends.
+"""The requests of one store: gcsfs finds and renews credentials, and the byte transport sends.
 
-Invariants: one call of `send` is one request on the wire, or none; credentials go to the endpoint and to no
-other server. Three repetitions are switched off for the first one:
+Invariants:
 
-    gcsfs repeats a request six times, a conditional one too     its calls are not used
-    the HTTP library repeats a GET, PUT or DELETE that drops     the session has the middleware `_once`
-    the HTTP library follows redirects                           `allow_redirects` is False
+- One call is one request on the wire, or none (`offload_cloud.exchange`). gcsfs would repeat a request six
+  times, a conditional one too, so its calls are not used.
+- Credentials go to the endpoint and to no other server.
+- A partial reply has at most as many bytes as were asked for, or is an error before memory is taken for it.
+- An error leaves no reply open.
 
 gcsfs is imported here and nowhere earlier. If its support for zonal buckets is on, it asks over gRPC which
 kind a bucket is, at the first use. An emulator or a plain proxy never answers that (60 s). This backend needs
@@ -17,27 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import isfile
 from typing import Any, Final
 
-import aiohttp
 from google.auth.exceptions import GoogleAuthError, RefreshError
 from google.oauth2.credentials import Credentials
-from offload_cloud.bodies import sliced, watched
+from offload_cloud.exchange import Request, TimeLimits
+from offload_cloud.long_reads import RangeReply, range_reply
 from offload_cloud.options import shown
 from offload_cloud.proxies import proxy_for
-from offload_cloud.slow import request_seconds
+from offload_cloud.ranges import PART, range_of, size_asked_for
 from offload_cloud.tls import trusting
-from yarl import URL
+from offload_cloud.transport import Transport, TransportReply
 
-from offload.contracts.store import Buffer
-from offload.ground.errors import Misuse
+from offload.contracts.store import Buffer, Span
+from offload.ground.errors import TryAgain
 from offload.ground.outside import json_outside
-from offload_gcs.failures import Refused, Unusable
+from offload_gcs.failures import BEYOND_THE_END, NOT_FROM_GCS, Refused, Unusable
 from offload_gcs.options import MODES, GcsOptions
 
 # Before the import, because gcsfs reads the variable when it is imported.
@@ -48,9 +48,7 @@ from gcsfs.retry import HttpError, NonRetryableError
 RESUME: Final = 308
 """The status of a resumable upload that waits for more bytes."""
 
-
-class DroppedByGcs(aiohttp.ClientConnectionError):
-    """The connection ended without a reply. The request may or may not have been applied."""
+BYTES: Final = "application/octet-stream"
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,13 @@ class GcsReply:
         return found if isinstance(found, dict) else {}
 
 
-def is_success(status: int, *, may_resume: bool) -> bool:
-    """Return True if a reply of this status is no refusal."""
-    return 200 <= status < 300 or (may_resume and status == RESUME)
+def is_bytes(headers: Mapping[str, str]) -> bool:
+    """Return True if a reply with these headers, in lower case, has the bytes of an object (`proofs`)."""
+    return headers.get("content-type") == BYTES or any(name.startswith("x-goog-") for name in headers)
 
 
 class GcsClient:
-    """The client of one store. It opens its session at the first request, on the running event loop."""
+    """The client of one store. It finds its credentials at the first request, and may block meanwhile."""
 
     def __init__(self, options: GcsOptions) -> None:
         self.endpoint: Final = options.endpoint
@@ -89,6 +87,13 @@ class GcsClient:
 
         self._files: GCSFileSystem | None = None
         self._opening = asyncio.Lock()
+        self._transport = Transport(
+            limits=TimeLimits(
+                connect_seconds=options.connect_timeout_seconds, stall_seconds=options.read_timeout_seconds
+            ),
+            connections_max=options.connections_max,
+            context=lambda: trusting(options.verify, backend="gcs"),
+        )
 
     async def send(
         self,
@@ -104,34 +109,33 @@ class GcsClient:
         `may_resume`: `RESUME` counts as success. For other requests it is a redirect, which is not followed.
         Raises `Refused` for an error reply, and the errors of `failures.FAILURES`.
         """
-        sent = await self.headers_for(url, headers or {})
-        session: aiohttp.ClientSession = await (await self._opened())._set_session()
-        limits, sized = session.timeout, {**sent, "Content-Length": str(sum(map(len, body)))}
-        total = request_seconds(self._options.read_timeout_seconds, method, sized)
-        async with session.request(
-            method,
-            URL(url, encoded=True),
-            headers=sent,
-            data=watched(sliced(body), self._options.read_timeout_seconds) if body else None,
-            proxy=self.proxy,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(
-                total=total, sock_connect=limits.sock_connect, sock_read=limits.sock_read
-            ),
-        ) as reply:
-            data = await reply.read()
-        if not is_success(reply.status, may_resume=may_resume):
-            raise Refused(reply.status, data, retry_after=reply.headers.get("Retry-After", ""))
-        joined = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
-        return GcsReply(reply.status, joined, data)
+        async with await self._begun(method, url, headers or {}, body, may_resume) as reply:
+            return GcsReply(reply.status, reply.headers, await reply.read())
 
-    async def headers_for(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of a request, with the credentials if it goes to the endpoint."""
-        files = await self._opened()
-        sent = {"User-Agent": "ledger-offload", "Accept-Encoding": "identity", **headers}
-        if url.startswith(f"{self.endpoint}/") and files.credentials.credentials is not None:
-            await asyncio.to_thread(_authorize, files, sent)  # may renew them, and blocks meanwhile
-        return sent
+    async def read(self, url: str, span: Span, *, where: str) -> RangeReply | None:
+        """Send one GET for a span, and return its reply while the body is on its way.
+
+        Returns None for a span beyond the object's end.
+        """
+        wanted = range_of(span)
+        assert wanted is not None
+        try:
+            reply = await self._begun("GET", url, {"Range": wanted}, (), False)
+        except Refused as exc:
+            if exc.status == BEYOND_THE_END:
+                return None
+            raise
+        if not is_bytes(reply.headers):
+            reply.close()
+            raise TryAgain(f"{where}: {NOT_FROM_GCS}")
+        return range_reply(
+            reply,
+            span,
+            status=reply.status,
+            content_range=reply.headers.get("content-range"),
+            size_bytes=reply.check_body(),
+            where=where,
+        )
 
     async def credentials(self) -> Any:
         """Return the credentials of the SDK; None if requests are anonymous."""
@@ -139,43 +143,43 @@ class GcsClient:
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a later request opens new ones."""
-        async with self._opening:
-            files, self._files = self._files, None
-            if files is not None:
-                session: aiohttp.ClientSession = await files._set_session()
-                await session.close()
+        await self._transport.aclose()
+
+    async def _begun(
+        self, method: str, url: str, headers: Mapping[str, str], body: Sequence[Buffer], may_resume: bool
+    ) -> TransportReply:
+        """Send one request, and return the head of its reply. Raises `Refused` for an error reply."""
+        sent = Request(method=method, url=url, headers=await self._headers_for(url, headers), body=body)
+        reply = await self._transport.ask(sent, proxy=self.proxy)
+        try:
+            if not (200 <= reply.status < 300 or (may_resume and reply.status == RESUME)):
+                refusal, retry_after = await reply.read(), reply.headers.get("retry-after", "")
+                raise Refused(reply.status, refusal, retry_after=retry_after)
+            reply.check_body(size_asked_for(headers.get("Range", "")) if reply.status == PART else None)
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    async def _headers_for(self, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of a request, with the credentials if it goes to the endpoint."""
+        files = await self._opened()
+        sent = {"User-Agent": "ledger-offload", "Accept-Encoding": "identity", **headers}
+        if url.startswith(f"{self.endpoint}/") and files.credentials.credentials is not None:
+            await asyncio.to_thread(_authorize, files, sent)  # may renew them, and blocks meanwhile
+        return sent
 
     async def _opened(self) -> GCSFileSystem:
         async with self._opening:
             if self._files is None:
-                self._files = await self._open()
+                files = await asyncio.to_thread(_file_system, self._options)
+                _make_sure_of_project(files, self._options)
+                self._files = files
             return self._files
 
-    async def _open(self) -> GCSFileSystem:
-        """Return a file system for this store alone, without caches. Finding credentials may block."""
-        options = self._options
-        connector = aiohttp.TCPConnector(limit=options.connections_max, ssl=_trusted(options.verify))
-        session = {
-            "connector": connector,
-            "timeout": aiohttp.ClientTimeout(
-                total=None,
-                sock_connect=options.connect_timeout_seconds,
-                sock_read=options.read_timeout_seconds,
-            ),
-            "cookie_jar": aiohttp.DummyCookieJar(),
-            "auto_decompress": False,  # a read returns the bytes as they were stored
-            "middlewares": (_once,),
-        }
-        try:
-            files = await asyncio.to_thread(_file_system, options, session)
-            _make_sure_of_project(files, options)
-        except BaseException:
-            await connector.close()
-            raise
-        return files
 
-
-def _file_system(options: GcsOptions, session: dict[str, Any]) -> GCSFileSystem:
+def _file_system(options: GcsOptions) -> GCSFileSystem:
+    """Return a file system for this store alone. Its session stays closed."""
     try:
         return GCSFileSystem(
             project="",  # gcsfs ignores credentials of another project; `_make_sure_of_project` compares
@@ -185,7 +189,6 @@ def _file_system(options: GcsOptions, session: dict[str, Any]) -> GCSFileSystem:
             asynchronous=True,
             skip_instance_cache=True,
             use_listings_cache=False,
-            session_kwargs=session,
         )
     except GoogleAuthError:
         raise
@@ -225,24 +228,3 @@ def _authorize(files: GCSFileSystem, sent: dict[str, str]) -> None:
         retryable = getattr(exc.__cause__, "retryable", False)
         args = exc.__cause__.args if exc.__cause__ else ()
         raise RefreshError(*args, retryable=retryable) from exc  # type: ignore[no-untyped-call]
-
-
-def _trusted(verify: bool | str) -> ssl.SSLContext | bool:
-    """Return the context of a file of authorities. aiohttp has its own for the system's and for any."""
-    try:
-        return trusting(verify) if isinstance(verify, str) else verify
-    except OSError as exc:
-        raise Misuse(f"gcs: option 'verify': {verify!r} holds no readable certificates") from exc
-
-
-async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Turn the errors after which the HTTP library would send a request again into one that it raises.
-
-    The server may have applied the first request, and a repeated create would meet its own object.
-    """
-    try:
-        return await send(request)
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        raise  # kept apart: nothing was sent
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-        raise DroppedByGcs(str(exc) or type(exc).__name__) from exc

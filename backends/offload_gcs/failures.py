@@ -21,11 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
-from offload_cloud.tls import hung_up
 
 from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
@@ -117,11 +115,10 @@ FAILURES: Final = (
     Unusable,
     GoogleAuthError,
     ExchangeError,
-    aiohttp.ClientError,
-    TimeoutError,
     OSError,
+    ValueError,
 )
-"""Every type that the clients raise: error replies, errors of credentials, of the transport, of aiohttp."""
+"""Every type that the clients raise: error replies, errors of credentials and of the transport."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,32 +156,8 @@ def explained(
             return _of_credentials(exc, said)
         case ExchangeError():
             return meaning_of(exc, said, lost)
-        # The errors of TLS are errors of connecting by type, so they come before that case. A server that
-        # hangs up in the handshake may only be stopping: it is left to that case, and tried again.
-        case aiohttp.ClientConnectorCertificateError():
-            reason = without_secrets(exc.certificate_error)
-            return StoreDenied(
-                f"{said}: the server's certificate is not trusted ({reason}); "
-                "name the file of its authorities in the option `verify`"
-            )
-        case aiohttp.ClientConnectorSSLError() if not hung_up(exc):
-            return StoreDenied(
-                f"{said}: the server speaks no TLS that we understand; is it http:// in `endpoint_url`? "
-                f"({without_secrets(exc)})"
-            )
-        case aiohttp.ClientHttpProxyError(status=407):
-            return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
-        case aiohttp.ClientHttpProxyError():
-            return TryAgain(f"{said}: the proxy answers {exc.status}; check the option `proxy`")
-        # The last two errors of connecting. The request was not sent, so nothing is in doubt.
-        # `ConnectionTimeoutError` is a `TimeoutError` too: the case of that would call its outcome unknown.
-        case aiohttp.ConnectionTimeoutError():
-            return TryAgain(f"{said}: the server accepts no connection within `connect_timeout_seconds`")
-        case aiohttp.ClientConnectorError():
-            reason = without_secrets(exc)
-            return TryAgain(f"{said}: cannot connect: {reason}; check `endpoint_url` and `proxy`")
-        case TimeoutError():
-            return lost(f"{said}: no answer: no or few bytes moved within `read_timeout_seconds`")
+        case ValueError():
+            return Misuse(f"{said}: {without_secrets(exc)}")
     return lost(f"{said}: {type(exc).__name__}: {without_secrets(exc)}")
 
 

@@ -14,7 +14,7 @@ from os.path import isfile
 from typing import Annotated, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
-from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from offload.ground.outside import json_outside
@@ -62,9 +62,6 @@ class GcsOptions(StoreOptions):
     """The options of the GCS backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "gcs"
-
-    client: Client = "direct"
-    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than Google's: an emulator, or an endpoint in a private network."""

@@ -18,10 +18,10 @@ absence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from offload_gcs.client import RESUME, GcsReply
+from offload_gcs.client import RESUME, GcsReply, is_bytes
 
 __all__ = [
     "NO_CONTENT",
@@ -38,7 +38,6 @@ GcsProof: TypeAlias = Callable[[GcsReply], bool]
 """Returns True if a reply contains what the service's reply does."""
 
 NO_CONTENT: Final = 204
-BYTES: Final = "application/octet-stream"
 
 
 def describes(key: str) -> GcsProof:
@@ -59,11 +58,6 @@ def begins(reply: GcsReply) -> bool:
 def is_page(reply: GcsReply) -> bool:
     """Prove a page of objects.list."""
     return reply.said.get("kind") == "storage#objects"
-
-
-def is_bytes(headers: Mapping[str, str]) -> bool:
-    """Prove a reply whose body is an object, by its headers in lower case."""
-    return headers.get("content-type") == BYTES or any(name.startswith("x-goog-") for name in headers)
 
 
 def is_any(reply: GcsReply) -> bool:

@@ -1,7 +1,6 @@
 """A bucket of Google Cloud Storage, or of a server that speaks its JSON API, as an object store.
 
-One request for each call. Fragments and all reads go by the byte transport (`direct`), unless the options
-choose fsspec. All other requests go over the session that gcsfs opens (`client`). Invariants:
+One request for each call (`client`). Invariants:
 
 - A create is always one upload with `ifGenerationMatch=0`.
 - Every upload names its CRC-32C, and the service refuses bytes that do not match it.
@@ -48,11 +47,10 @@ from offload.ground.errors import Corrupt, Misuse, NotFound, OffloadError
 from offload.store.buffers import BufferPool
 from offload.store.multipart import check_create, check_put, windows_in_memory
 from offload.store.spans import clip
-from offload_gcs.client import GcsClient, GcsReply
-from offload_gcs.direct import DirectClient
+from offload_gcs.client import GcsClient, GcsReply, is_bytes
 from offload_gcs.failures import BEYOND_THE_END, FAILURES, Asked, Refused, explained, not_from_gcs
 from offload_gcs.options import METADATA_SIZE_BYTES_MAX, GcsOptions
-from offload_gcs.proofs import NO_CONTENT, GcsProof, begins, describes, is_any, is_bytes, is_page
+from offload_gcs.proofs import NO_CONTENT, GcsProof, begins, describes, is_any, is_page
 from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.signing import SECONDS_MAX, signed_urls, signs_alone
 from offload_gcs.upload import put_resumable
@@ -76,8 +74,6 @@ class GcsStore(ObjectStore, SignsReads):
         self._bucket, self._env = bucket, env
         self._options = options or GcsOptions()
         self._client = GcsClient(self._options)
-        is_direct = self._options.client == "direct"
-        self._direct = DirectClient(self._client, self._options) if is_direct else None
         self._long_reads = LongReads(
             self._range_reply, BufferPool(), connections_max=self._options.connections_max
         )
@@ -143,7 +139,7 @@ class GcsStore(ObjectStore, SignsReads):
             what=f"read {key!r}", permission="storage.objects.get", key=checked(key), of_object=True
         )
         clip(span, 0)  # raises `Misuse` for a negative span
-        if self._direct is not None and isinstance(span, Span) and span.length:
+        if isinstance(span, Span) and span.length:
             with self._explaining(asked):
                 return await self._long_reads.get(key, span)
         wanted = range_of(span)
@@ -156,7 +152,6 @@ class GcsStore(ObjectStore, SignsReads):
                 self._content(key),
                 proof=lambda reply: is_bytes(reply.headers),
                 headers=headers,
-                moves_bytes=True,
             )
         except OffloadError as exc:
             if isinstance(exc.__cause__, Refused) and exc.__cause__.status == BEYOND_THE_END:
@@ -282,8 +277,6 @@ class GcsStore(ObjectStore, SignsReads):
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         self._long_reads.close()
-        if self._direct is not None:
-            await self._direct.aclose()
         await self._client.aclose()
 
     async def ask(
@@ -296,15 +289,10 @@ class GcsStore(ObjectStore, SignsReads):
         headers: Mapping[str, str] | None = None,
         body: Sequence[Buffer] = (),
         may_resume: bool = False,
-        moves_bytes: bool = False,
     ) -> GcsReply:
-        """Send one request. Raises the port's errors, also for a success that `proof` does not prove.
-
-        `moves_bytes`: the request reads an object or stores a fragment, so it goes by the option `client`.
-        """
-        client = self._direct if moves_bytes and self._direct is not None else self._client
+        """Send one request. Raises the port's errors, also for a success that `proof` does not prove."""
         with self._explaining(asked):
-            reply = await client.send(method, url, headers=headers, body=body, may_resume=may_resume)
+            reply = await self._client.send(method, url, headers=headers, body=body, may_resume=may_resume)
         if not proof(reply):
             raise not_from_gcs(asked, where=self.url)
         return reply
@@ -314,12 +302,13 @@ class GcsStore(ObjectStore, SignsReads):
         """Raise the port's errors for those of the client."""
         try:
             yield
+        except OffloadError:
+            raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
         except FAILURES as exc:
             raise explained(exc, asked, where=self.url, now_ms=self._env.now_ms) from exc
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
-        assert self._direct is not None, "only the byte transport has replies whose bodies are on their way"
-        return await self._direct.read(self._content(key), span, where=f"{self.url}: {key!r}")
+        return await self._client.read(self._content(key), span, where=f"{self.url}: {key!r}")
 
     async def begin(
         self, asked: Asked, *, size_bytes: int, checksum: int, extra: Mapping[str, Any] | None = None
@@ -363,7 +352,6 @@ class GcsStore(ObjectStore, SignsReads):
             proof=describes(asked.key),
             headers=headers,
             body=body,
-            moves_bytes=not conditions,
         )
 
     async def _delete(self, key: str) -> None:

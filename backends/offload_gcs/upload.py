@@ -89,7 +89,6 @@ async def _put(
         headers=headers,
         body=[data],
         may_resume=True,
-        moves_bytes=True,
     )
 
 

@@ -20,15 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import aiohttp
 import botocore.exceptions as sdk
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from offload_cloud.exchange_errors import ExchangeError, meaning_of
 from offload_cloud.pauses import pause_of
-from offload_cloud.tls import hung_up, refusal_of
 
 from offload.ground.env import REAL_ENV
 from offload.ground.errors import (
@@ -50,12 +47,10 @@ FAILURES: Final = (
     BotoCoreError,
     ResponseParserError,
     ExchangeError,
-    aiohttp.ClientError,
-    TimeoutError,
     OSError,
     ValueError,
 )
-"""Every type that the client raises: error replies, its own errors, and those of the HTTP library."""
+"""Every type that the client raises: error replies, its own errors, and those of the transport."""
 
 LOST_CREATE: Final = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 """The replies to a create that lost: the object exists (412), or a conflicting request was under way (409).
@@ -170,7 +165,9 @@ SIGN_IN: Final = (
     sdk.NoAuthTokenError,
     sdk.RefreshWithMFAUnsupportedError,
 )
-MACHINE: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError)
+MACHINE: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError, sdk.HTTPClientError)
+"""The errors of fetching credentials. The SDK's own HTTP library fetches them, and sends nothing else."""
+
 SETTINGS: Final = (
     sdk.ProfileNotFound,
     sdk.ConfigNotFound,
@@ -226,7 +223,11 @@ def explained(
             return TryAgain(f"{said}: the bytes were damaged on the way: {one_line(exc)}")
         case _ if isinstance(exc, SETTINGS) or _is_plain_value_error(exc):
             return Misuse(f"{said}: {one_line(exc).partition(': Bucket name must')[0]}")
-    return _of_connection(exc, said, lost)
+    for failure in (getattr(exc, "kwargs", {}).get("error"), exc):  # the SDK wraps some errors
+        if isinstance(failure, FileNotFoundError | PermissionError | NotADirectoryError):
+            return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
+    # Not proved to have been sent, nor not to have been.
+    return lost(f"{said}: {type(exc).__name__}: {one_line(exc)}")
 
 
 def not_from_s3(what: str, *, where: str, mutation: bool) -> OffloadError:
@@ -261,8 +262,8 @@ def one_line(exc: BaseException) -> str:
 
 
 def _is_plain_value_error(exc: BaseException) -> bool:
-    """Return True for a setting that the client cannot use. Some connection errors are ValueErrors too."""
-    return isinstance(exc, ValueError) and not isinstance(exc, BotoCoreError | aiohttp.ClientError | OSError)
+    """Return True for a setting that the client cannot use."""
+    return isinstance(exc, ValueError) and not isinstance(exc, BotoCoreError | OSError)
 
 
 def _of_code(
@@ -346,46 +347,3 @@ def _missing_permission(exc: ClientError, message: str) -> str:
     unsaid = " or s3:ListBucket, without which an absent object looks forbidden" if "Get" in action else ""
     more = f": {message}" if "authorized" in message else ""  # AWS names the identity, action and policy
     return f"the credentials lack {action}{unsaid}{more}"
-
-
-def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
-    beneath = getattr(exc, "kwargs", {}).get("error")  # botocore wraps the HTTP library's error
-    # First the errors of connecting, to a proxy, by TLS, to the server: after them nothing was sent.
-    if isinstance(exc, sdk.ProxyConnectionError | aiohttp.ClientHttpProxyError):
-        status = getattr(beneath or exc, "status", None)
-        if status in {403, 407}:
-            return StoreDenied(
-                f"{said}: the proxy refuses (HTTP {status}); check `proxy` and the login in it"
-            )
-        return TryAgain(f"{said}: the proxy does not answer, or cannot reach the server; check `proxy`")
-    place = _place_of(exc)
-    # A server that hangs up in the handshake may only be stopping. That is tried again, as any error of
-    # connecting. After a handshake that either side refused, a repeat cannot succeed.
-    is_tls = isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError)
-    if is_tls and not hung_up(beneath):
-        refused = getattr(beneath, "certificate_error", None) or getattr(beneath, "os_error", None)
-        return StoreDenied(f"{said}: {refusal_of(refused, place)}")
-    if isinstance(beneath, aiohttp.ClientConnectorDNSError):
-        return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")
-    if isinstance(exc, sdk.ConnectTimeoutError):
-        return TryAgain(f"{said}: {place} accepts no connection within `connect_timeout_seconds`")
-    if isinstance(beneath, aiohttp.ClientConnectorError):
-        return TryAgain(f"{said}: nothing answers at {place}; check `endpoint_url`, and that the server runs")
-    for failure in (beneath, exc):
-        if isinstance(failure, FileNotFoundError | PermissionError | NotADirectoryError):
-            return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
-    # From here on the request was sent, at least in part.
-    if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
-        return lost(f"{said}: {place} did not answer: no or few bytes moved within `read_timeout_seconds`")
-    if isinstance(exc, sdk.ConnectionClosedError | aiohttp.ServerDisconnectedError):
-        tls = "; does the server want https:// in `endpoint_url`?" if place.startswith("http:") else ""
-        return lost(f"{said}: {place} closed the connection without an answer{tls}")
-    # An `EndpointConnectionError` without a cause ends here too: it does not prove that nothing was sent.
-    return lost(f"{said}: the connection to {place} broke: {type(exc).__name__}: {one_line(exc)}")
-
-
-def _place_of(exc: BaseException) -> str:
-    """Return the server in the error's URL: scheme, host and port, and nothing that may be secret."""
-    url = urlsplit(str(getattr(exc, "kwargs", {}).get("endpoint_url", "")))
-    host = url.netloc.rpartition("@")[2]
-    return f"{url.scheme}://{host}" if host else "the server"

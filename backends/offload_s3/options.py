@@ -11,7 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from offload_cloud.options import Client, Endpoint, Pairs, Proxy, StoreOptions, Verify
+from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 TAGS_MAX: Final = 10
@@ -59,9 +59,6 @@ class S3Options(StoreOptions):
     """The options of the S3 backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "s3"
-
-    client: Client = "direct"
-    """The client that moves fragments: sockets of our own, or that of fsspec, which moves all the rest."""
 
     endpoint_url: Endpoint | None = None
     """The URL of a server other than AWS: MinIO, Ceph, and so on."""

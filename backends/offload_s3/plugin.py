@@ -8,7 +8,6 @@ from typing import Final
 from offload.contracts.plugin import Backend, hookimpl
 
 OPTIONS: Final = (
-    "client",
     "endpoint_url",
     "region",
     "profile",

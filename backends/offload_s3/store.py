@@ -31,7 +31,7 @@ from urllib.parse import urlencode
 
 import s3fs
 from botocore.exceptions import ClientError
-from offload_cloud.bodies import sliced
+from offload_cloud.bodies import WindowsBody
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.metadata import beside, left_for_metadata
 from offload_cloud.prefixes import begins_a_key
@@ -54,11 +54,10 @@ from offload.contracts.store import (
 )
 from offload.formats.checksums import crc32c
 from offload.ground.env import REAL_ENV, Env
-from offload.ground.errors import Corrupt, Denied, NotFound, OffloadError, TryAgain
+from offload.ground.errors import Denied, NotFound, OffloadError, TryAgain
 from offload.store.buffers import BufferPool
 from offload.store.multipart import check_create, check_put, put_in_parts, windows_in_memory
 from offload_s3.client import file_system, opened
-from offload_s3.direct import data_file_system, reply_of, safely_parsed
 from offload_s3.failures import FAILURES, code_of, explained, not_from_s3, status_of
 from offload_s3.options import METADATA_SIZE_BYTES_MAX, S3Options
 from offload_s3.proofs import (
@@ -70,6 +69,7 @@ from offload_s3.proofs import (
     is_upload,
     results_for,
 )
+from offload_s3.session import reply_of, safely_parsed
 from offload_s3.signing import refuse_to_sign, signed_by
 from offload_s3.upload import S3Upload
 
@@ -156,7 +156,7 @@ class S3Store(ObjectStore, SignsReads):
     async def get(self, key: str, span: Span | Suffix | None = None) -> Buffer:
         """Send one GET. A range beyond the object's end (416) reads as empty."""
         wanted = range_of(span)
-        if self.options.client == "direct" and isinstance(span, Span) and span.length:
+        if isinstance(span, Span) and span.length:
             return await self.explain(self._long_reads.get(check_key(key), span), f"read {key!r}", key=key)
         # The store keeps the checksum of the whole object, and sends none with a part of it.
         ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
@@ -180,15 +180,9 @@ class S3Store(ObjectStore, SignsReads):
         return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
 
     async def metadata_of(self, key: str) -> Mapping[str, str]:
-        """Send HeadObject. Raises `NotFound`, and `Corrupt` if a header is not UTF-8."""
+        """Send HeadObject. Raises `NotFound`."""
         where = f"{self.url}: {key!r}"
-        try:
-            reply = await self._head(key, f"ask for the metadata of {key!r}")
-        except TryAgain as exc:
-            # The client takes such a header for a broken connection. But the next reply has it too.
-            if exc.__cause__ is not None and isinstance(exc.__cause__.__context__, UnicodeDecodeError):
-                raise Corrupt("metadata", where, expected="UTF-8", found="other bytes") from exc
-            raise
+        reply = await self._head(key, f"ask for the metadata of {key!r}")
         return read_metadata(reply.get("Metadata", {}).items(), where=where)
 
     async def _head(self, key: str, what: str, **wanted: str) -> Any:
@@ -348,6 +342,8 @@ class S3Store(ObjectStore, SignsReads):
                 # One at a time: requests that arrive meanwhile wait for the same client.
                 files = self._files or file_system(self.options)
                 client = await opened(files)
+            except OffloadError:
+                raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
             except FAILURES as exc:
                 raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
             # Kept only now. If opening failed, the next request opens another client.
@@ -355,14 +351,14 @@ class S3Store(ObjectStore, SignsReads):
             return client
 
     async def data_client(self) -> Any:
-        """Return the client that moves fragments: another one if the option `client` says so."""
+        """Return the client that moves bytes of fragments, and does not sign these."""
         client = await self.client()
-        if self.options.client != "direct":
-            return client
         async with self._opening:
             if self._files is None:
                 return client  # closed meanwhile, so the request fails as those of a closed client do
-            files = self._data_files or data_file_system(self.options, self._files.session)
+            files = self._data_files or file_system(
+                self.options, session=self._files.session, signs_bodies=False
+            )
             client = await self.explain(opened(files), "open a client")
             self._data_files = files
             return client
@@ -401,7 +397,7 @@ class S3Store(ObjectStore, SignsReads):
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
-            Body=sliced(windows),
+            Body=WindowsBody(windows),
             ChecksumAlgorithm="CRC32C",  # a bucket with an object lock may look for this header alone
             ChecksumCRC32C=written(checksum),
             **({"IfNoneMatch": "*"} if creates else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from offload_cloud.bodies import sliced
+from offload_cloud.bodies import WindowsBody
 
 from offload.contracts.store import Upload
 from offload.formats.checksums import crc32c
@@ -30,7 +30,7 @@ class S3Upload(Upload):
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.data_client()
         call = client.upload_part(
-            PartNumber=number, Body=sliced([data]), ChecksumCRC32C=checksum, **self._where, **self._keyed
+            PartNumber=number, Body=WindowsBody([data]), ChecksumCRC32C=checksum, **self._where, **self._keyed
         )
         what = f"store part {number} of {self._key!r}"
         reply = await self._store.ask(call, what, proof=is_tagged, key=self._key, mutation=True)

@@ -60,9 +60,6 @@ def azure() -> Iterator[Wire]:
         yield server
 
 
-# Options
-
-
 # URLs
 
 
@@ -77,7 +74,7 @@ def azure() -> Iterator[Wire]:
 def test_a_url_may_name_the_account(host: str, account: str, reached: str | None) -> None:
     url = f"abfss://container@{host}/tier"
 
-    store = open_url(url, options={"account_key": KEY, "client": "fsspec"})
+    store = open_url(url, options={"account_key": KEY})
 
     assert isinstance(store, PrefixStore)
     assert isinstance(store.inner, AzureStore)

@@ -1,10 +1,10 @@
-"""Tests of the Azure store by both clients against the contracts, on every server of the catalogue."""
+"""Tests of the Azure store against the contracts, on every server of the catalogue."""
 
 from __future__ import annotations
 
 import pytest
 from campaign import CAMPAIGN, campaign, few, leaving
-from cloud.on_server import ByFsspec, OnServer
+from cloud.on_server import OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_conformance.asynchronous import Run
 from servers import servers_of
@@ -16,12 +16,11 @@ CASES = few(
     "cases of clauses on a cloud: each clause keeps some, the other two clouds the rest, and a folder all",
     3,
     start=2,
-    whole=("test_keys_are_taken_as_they_are",),  # each client writes keys into its requests by itself
+    whole=("test_keys_are_taken_as_they_are",),  # each store writes keys into its requests by itself
 )
 
 LAYERS = campaign("layers above the Azure store, the slowest client: GCS has both in make test")
 
-FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 SLOW = leaving(
     "clauses of a thousand requests on Azurite; S3 and GCS have them, and Azure's pages a test of the wire",
@@ -73,15 +72,3 @@ class TestAzureOffloader(OnServer, OffloaderConformance):
 @SERVERS
 class TestAzureProtocol(OnServer, ProtocolConformance):
     walk_examples = 4  # each request takes time here; in memory and in folders all are drawn
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecAzureStore(ByFsspec, StoreConformance):
-    listing_keys = 1_100  # each request takes time here
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecAzureProtocol(ByFsspec, ProtocolConformance):
-    walk_examples = 4  # likewise

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
-import pytest
 from cloud import calls
 from cloud.calls import DIGITS, SECRET_IN_BASE64, Client, asked_range
 from offload_azure import AzureOptions, AzureStore
@@ -68,8 +67,5 @@ AZURE = Client(
     anonymous={"account_key": None, "anonymous": True},
     answers=answers,
     calls=(*Client.calls, calls.put_part),
-    options={"client": "fsspec"},
 )
-DIRECT_AZURE = AZURE.given(client="direct")
-EACH_AZURE = pytest.mark.parametrize("client", [DIRECT_AZURE, AZURE], ids=["direct", "fsspec"])
-of_store, error_of = DIRECT_AZURE.of_store, DIRECT_AZURE.error_of
+of_store, error_of = AZURE.of_store, AZURE.error_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-import pytest
 from cloud.calls import DIGITS, Client, part_of
 from offload_gcs import GcsOptions, GcsStore
 from wire import Answer, Heard
@@ -37,8 +36,5 @@ GCS = Client(
     login={"token": TOKEN},
     anonymous={"token": None, "anonymous": True},
     answers=answers,
-    options={"client": "fsspec"},
 )
-DIRECT_GCS = GCS.given(client="direct")
-EACH_GCS = pytest.mark.parametrize("client", [DIRECT_GCS, GCS], ids=["direct", "fsspec"])
-of_store, error_of = DIRECT_GCS.of_store, DIRECT_GCS.error_of
+of_store, error_of = GCS.of_store, GCS.error_of

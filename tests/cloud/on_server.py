@@ -20,16 +20,12 @@ PLUGINS = Plugins.find()
 class OnServer:
     """A new bucket or container for each test. The suite's classes call these methods."""
 
-    client: str | None = None
-    """The option of that name. None leaves it to the backend."""
-
     place: Place
 
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
-        chosen = {} if self.client is None else {"client": self.client}
-        self.url, self.options = self.place.url, self.place.options | chosen
+        self.url, self.options = self.place.url, self.place.options
 
     def open_store(self) -> ObjectStore:
         return open_store(self.url, plugins=PLUGINS, storage_options=self.options)
@@ -43,9 +39,3 @@ class OnServer:
     def keys_in_store(self) -> set[str]:
         """List by another client than the store's own."""
         return self.place.keys()
-
-
-class ByFsspec(OnServer):
-    """The same with `client=fsspec`."""
-
-    client = "fsspec"

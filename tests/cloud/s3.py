@@ -56,6 +56,5 @@ S3 = Client(
     login=LOGIN,
     anonymous=NO_LOGIN | {"anonymous": True},
     answers=answers,
-    options={"client": "fsspec"},
 )
 of_store, error_of = S3.of_store, S3.error_of

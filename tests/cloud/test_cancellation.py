@@ -16,11 +16,11 @@ from typing import Final
 import pytest
 from campaign import keeping
 from cloud.calls import DIGITS, put_part
-from cloud.clients import DIRECT
-from offload_cloud.direct import Direct
+from cloud.clients import CLIENTS
 from offload_cloud.exchange import Request, TimeLimits
 from offload_cloud.long_reads import LongReads, RangeReply, range_reply
 from offload_cloud.ranges import range_of
+from offload_cloud.transport import Transport
 from wire import Answer, Heard, wire
 
 from offload import Body, ObjectStore, Span
@@ -55,7 +55,7 @@ async def cancelled(call: Awaitable[None], seconds: float, steps: int) -> None:
     "case",
     keeping(
         [("s3", long_read), ("gcs", put_large), ("azure", put_part)],
-        [("s3", put_part), ("azure", put_part), *product(DIRECT, (long_read, put_large))],
+        [("s3", put_part), ("azure", put_part), *product(CLIENTS, (long_read, put_large))],
         "each store by one call, each call on one store",
         id_=lambda case: f"{case[0]}-{case[1].__name__}",
     ),
@@ -65,7 +65,7 @@ def test_cancelled_calls_leave_their_turns_and_no_bytes_to_others(
 ) -> None:
     """Calls are cancelled at a hundred moments. Then as many requests as before are under way at once."""
     name, call = case
-    client, together = DIRECT[name], threading.Barrier(AT_ONCE, timeout=30)
+    client, together = CLIENTS[name], threading.Barrier(AT_ONCE, timeout=30)
 
     def all_at_once(heard: Heard) -> Answer:
         if "last" in heard.target:  # else it was cancelled on its way here
@@ -93,14 +93,14 @@ def test_cancelled_calls_leave_their_turns_and_no_bytes_to_others(
 
 
 @asynccontextmanager
-async def long_reads(url: str) -> AsyncIterator[tuple[LongReads, Direct]]:
+async def long_reads(url: str) -> AsyncIterator[tuple[LongReads, Transport]]:
     """Yield reads of an object by the byte transport. Its time limits are longer than a test lasts."""
     limits = TimeLimits(connect_seconds=60.0, stall_seconds=60.0)
-    direct = Direct(limits=limits, connections_max=4, context=lambda: pytest.fail("no TLS here"))
+    transport = Transport(limits=limits, connections_max=4, context=lambda: pytest.fail("no TLS here"))
 
     async def ask(key: str, span: Span) -> RangeReply:
         request = Request(method="GET", url=f"{url}/{key}", headers={"Range": range_of(span) or ""})
-        reply = await direct.ask(request, proxy=None)
+        reply = await transport.ask(request, proxy=None)
         where, size_bytes = reply.headers.get("content-range"), reply.check_body()
         return range_reply(
             reply, span, status=reply.status, content_range=where, size_bytes=size_bytes, where=key
@@ -108,10 +108,10 @@ async def long_reads(url: str) -> AsyncIterator[tuple[LongReads, Direct]]:
 
     reads = LongReads(ask, BufferPool(), connections_max=4)
     try:
-        yield reads, direct
+        yield reads, transport
     finally:
         reads.close()
-        await direct.aclose()
+        await transport.aclose()
 
 
 def served(heard: Heard) -> Answer:
@@ -126,7 +126,7 @@ def test_closing_while_a_read_waits_ends_it_at_once_and_blocks_nobody() -> None:
         return replace(found, body=DATA[:1000], headers={**found.headers, "Content-Length": str(len(DATA))})
 
     async def act() -> None:
-        async with long_reads(server.url) as (reads, direct):
+        async with long_reads(server.url) as (reads, transport):
             for number in range(5):  # more often than there are connections
                 reading = asyncio.create_task(reads.get("key", Span(0, len(DATA) - 1, follows=1)))
                 while len(server.heard) <= number:  # noqa: ASYNC110 - another thread hears it
@@ -134,7 +134,7 @@ def test_closing_while_a_read_waits_ends_it_at_once_and_blocks_nobody() -> None:
                 await asyncio.sleep(0.05)  # the reply has begun
                 began = time.monotonic()
                 reads.close()
-                await direct.aclose()
+                await transport.aclose()
                 with pytest.raises(Exception, match="cancelled"):
                     await asyncio.wait_for(reading, 60)
                 assert time.monotonic() - began < 30
@@ -146,13 +146,13 @@ def test_closing_while_a_read_waits_ends_it_at_once_and_blocks_nobody() -> None:
 
 def test_a_connection_that_comes_back_after_closing_is_closed() -> None:
     async def act() -> None:
-        async with long_reads(server.url) as (reads, direct):
+        async with long_reads(server.url) as (reads, transport):
             reading = asyncio.create_task(reads.get("key", Span(0, len(DATA))))
             while not server.heard:  # noqa: ASYNC110 - another thread hears it
                 await asyncio.sleep(0.001)
-            await direct.aclose()
+            await transport.aclose()
             assert await reading == DATA
-            assert not direct._idle
+            assert not transport._idle
         gc.collect()
 
     with wire(served) as server:

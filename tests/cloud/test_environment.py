@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 from cloud import calls
-from cloud.azure import DIRECT_AZURE
-from cloud.gcs import DIRECT_GCS
+from cloud.azure import AZURE
+from cloud.gcs import GCS
 from cloud.s3 import S3
 from offload_azure import AzureOptions, AzureStore
 from offload_gcs import GcsOptions, GcsStore
@@ -33,10 +33,10 @@ BUSY: Final = Answer(
 
 S3_THEN = replace(S3, open=lambda options: S3Store(bucket="bucket", options=S3Options.of(options), env=ENV))
 GCS_THEN = replace(
-    DIRECT_GCS, open=lambda options: GcsStore(bucket="bucket", options=GcsOptions.of(options), env=ENV)
+    GCS, open=lambda options: GcsStore(bucket="bucket", options=GcsOptions.of(options), env=ENV)
 )
 AZURE_THEN = replace(
-    DIRECT_AZURE,
+    AZURE,
     open=lambda options: AzureStore(container="container", options=AzureOptions.of(options), env=ENV),
 )
 EACH: Final = pytest.mark.parametrize("client", [S3_THEN, GCS_THEN, AZURE_THEN], ids=["s3", "gcs", "azure"])
@@ -71,7 +71,7 @@ def test_a_signed_read_ends_by_the_time_of_the_environment(
 
 
 def test_the_blocks_of_an_azure_upload_have_a_uuid_of_the_environment() -> None:
-    with wire(DIRECT_AZURE.answers) as server:
+    with wire(AZURE.answers) as server:
         AZURE_THEN.of_store(server.url, calls.put_part)
 
         [name] = [heard.query["blockid"][0] for heard in server.heard if "blockid" in heard.query]
@@ -79,7 +79,7 @@ def test_the_blocks_of_an_azure_upload_have_a_uuid_of_the_environment() -> None:
 
 
 def test_the_boundary_of_a_gcs_upload_is_a_uuid_of_the_environment() -> None:
-    with wire(DIRECT_GCS.answers) as server:
+    with wire(GCS.answers) as server:
         GCS_THEN.of_store(server.url, calls.create)
 
         [boundary] = [heard.headers["content-type"].rpartition("=")[2] for heard in server.heard]

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from campaign import keeping
 from cloud.calls import DIGITS, Call, Client, get, put, put_part, reading
-from cloud.clients import DIRECT, EACH_DIRECT
+from cloud.clients import CLIENTS, EACH_CLIENT
 from wire import Answer, Heard, wire
 
 from offload import ObjectStore, OffloadError, OutcomeUnknown, Span, TryAgain
@@ -55,7 +55,7 @@ def sent(answer: Answer, fields: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("call", [get, reading(Span(0, 10))], ids=["whole", "span"])
-@EACH_DIRECT
+@EACH_CLIENT
 def test_a_reply_that_is_no_object_gives_no_bytes(client: Client, call: Call) -> None:
     """One request each, and the error is one line."""
     reply = b""
@@ -71,13 +71,13 @@ def test_a_reply_that_is_no_object_gives_no_bytes(client: Client, call: Call) ->
         reply = b""
         assert await call(store) == DIGITS
 
-    with wire(lambda heard: Answer(raw=reply or sent(client.answers(heard), b"X: \0\r\n"))) as server:
+    with wire(lambda heard: Answer(raw=reply or sent(client.answers(heard), b"X: \x1b\r\n"))) as server:
         client.of_store(server.url, all_of_them)
 
     assert len(server.heard) == len(NO_OBJECTS) + 1
 
 
-@EACH_DIRECT
+@EACH_CLIENT
 def test_replies_that_the_sdk_cannot_parse_take_no_turns_of_others(client: Client) -> None:
     """There are more of them than connections. The SDK does not close their bodies."""
     odd = b"Last-Modified: yesterday\r\n"
@@ -99,7 +99,7 @@ def test_replies_that_the_sdk_cannot_parse_take_no_turns_of_others(client: Clien
         assert client.of_store(server.url, read, connections_max=2) == DIGITS
 
 
-@EACH_DIRECT
+@EACH_CLIENT
 def test_bytes_beyond_the_promised_ones_are_never_received(client: Client) -> None:
     surplus = bytes(50 * 2**20)
 
@@ -124,7 +124,7 @@ def test_bytes_beyond_the_promised_ones_are_never_received(client: Client) -> No
 def test_a_write_succeeds_by_a_whole_reply_alone(case: tuple[str, Call]) -> None:
     """The connection ends behind each byte of the reply in turn. Then nobody knows if it was applied."""
     name, call = case
-    client, cut = DIRECT[name], 0
+    client, cut = CLIENTS[name], 0
 
     def answer(heard: Heard) -> Answer:
         if "uploads" in heard.query:  # the beginning of an upload in parts

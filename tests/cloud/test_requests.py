@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 from campaign import few
 from certificates import certificate, served
-from cloud.azure import AZURE, DIRECT_AZURE, KEY
+from cloud.azure import AZURE, KEY
 from cloud.calls import DIGITS, MUTATIONS, Call, Client, create, get
-from cloud.clients import DIRECT_S3, EACH_CALL, EACH_CLIENT, EACH_DIRECT
-from cloud.gcs import DIRECT_GCS, GCS
+from cloud.clients import EACH_CALL, EACH_CLIENT
+from cloud.gcs import GCS
 from cloud.s3 import S3
 from offload_cloud import long_reads
 from wire import Answer, Heard, wire
@@ -58,7 +58,7 @@ def test_a_request_whose_connection_drops_is_sent_once(client: Client, call: Cal
 @few("calls of each client; make test has a third of them", 3)
 @EACH_CALL
 def test_a_request_that_is_refused_is_sent_once(client: Client, call: Call) -> None:
-    """Neither the client nor its HTTP library repeats it."""
+    """Neither the SDK nor the transport repeats it."""
     statuses = (401, 403, 408, 412, 429, 500, 502, 503, 504)
     refusals = iter([Answer(status, headers=MARKS) for status in statuses])
 
@@ -112,7 +112,7 @@ def test_no_more_requests_are_under_way_than_connections_are_allowed(client: Cli
 
 
 @pytest.mark.parametrize("connections_max", [1, 2])
-@EACH_DIRECT
+@EACH_CLIENT
 def test_a_reader_that_pauses_keeps_no_other_request_waiting(
     client: Client, connections_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_reader_that_pauses_keeps_no_other_request_waiting(
     assert found == [b"0123", b"1234", b"2345", DIGITS]
 
 
-@EACH_DIRECT
+@EACH_CLIENT
 def test_closing_a_store_ends_the_reply_of_a_reader_that_pauses(client: Client) -> None:
     with wire(client.answers) as server:
         client.of_store(server.url, lambda store: store.get("a/key", Span(0, 4, follows=2)))
@@ -138,7 +138,7 @@ def test_closing_a_store_ends_the_reply_of_a_reader_that_pauses(client: Client) 
     gc.collect()  # a socket that is still open gives a ResourceWarning, which fails the test
 
 
-@EACH_DIRECT
+@EACH_CLIENT
 def test_a_closed_store_keeps_no_memory_of_reads(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_reads, "POOLED_SIZE_BYTES_MIN", 1)
     of_others = pools()
@@ -160,6 +160,14 @@ def test_a_closed_store_keeps_no_memory_of_reads(client: Client, monkeypatch: py
 
 def pools() -> list[BufferPool]:
     return [each for each in gc.get_objects() if isinstance(each, BufferPool)]
+
+
+@EACH_CALL
+def test_no_request_lets_the_server_compress_its_reply(client: Client, call: Call) -> None:
+    with wire(client.answers) as server:
+        client.of_store(server.url, call)
+
+    assert [heard.headers["accept-encoding"] for heard in server.heard] == ["identity"]
 
 
 # Wrong addresses
@@ -215,13 +223,10 @@ def test_requests_are_signed_unless_the_client_is_anonymous(
 @pytest.mark.parametrize(
     ("client", "options", "host"),
     [
-        *[
-            (client, {"addressing": addressing}, host)
-            for client in (S3, DIRECT_S3)
-            for addressing, host in (("path", "store.invalid/bucket"), ("virtual", "bucket.store.invalid"))
-        ],
-        *[(client, GCS.anonymous, "store.invalid/storage/v1/b/bucket/o") for client in (GCS, DIRECT_GCS)],
-        *[(client, {}, "store.invalid/container") for client in (AZURE, DIRECT_AZURE)],
+        (S3, {"addressing": "path"}, "store.invalid/bucket"),
+        (S3, {"addressing": "virtual"}, "bucket.store.invalid"),
+        (GCS, GCS.anonymous, "store.invalid/storage/v1/b/bucket/o"),
+        (AZURE, {}, "store.invalid/container"),
     ],
 )
 def test_a_proxy_gets_the_whole_address_and_its_login(

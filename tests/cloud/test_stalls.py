@@ -137,7 +137,6 @@ def test_a_server_that_sends_one_byte_at_a_time_is_given_up(
 ) -> None:
     """A byte moves before each stall would end. The head of the reply comes slowly, then its body."""
     monkeypatch.setattr(slow, "STALLS_MAX", 2)
-    monkeypatch.setattr(slow, "UNSIZED_BYTES_MAX", 0)
     for reply in (HEAD, HEAD[:-2] + b"X: "):
         with stalling(reply, drips=True) as (url, _):
             error = error_of(client, url, call)

@@ -1,6 +1,6 @@
 """Print how long `offload sync` and `offload read` take, and how they end, on a server in trouble.
 
-    PYTHONPATH=tests python -m faults.table [--server minio]... [--client fsspec]... [--only WORD] [--tls]
+    PYTHONPATH=tests python -m faults.table [--server minio]... [--only WORD] [--tls]
 
 This runs in real time, so it takes some minutes and is not a test. The tests make the same claims with their
 own clocks. Each row is a command with its own process, bucket and proxy. `intact` means that the messages
@@ -31,7 +31,7 @@ from servers.table import aligned
 
 STREAM: Final = "filtered"
 ENDS_SECONDS: Final = 400.0
-HEAD: Final = ("fault", "command", "server", "client", "seconds", "exit code", "faults", "notes", "intact")
+HEAD: Final = ("fault", "command", "server", "seconds", "exit code", "faults", "notes", "intact")
 FRAGMENT, ROOT, LISTING = "*/data/*.fragment*", "*/root.*", "*list-type=2*"
 
 
@@ -136,7 +136,7 @@ ROWS: Final = (
 )
 
 
-def shown(row: Row, running: Running, client: str, tls: Tls | None) -> tuple[str, ...]:
+def shown(row: Row, running: Running, tls: Tls | None) -> tuple[str, ...]:
     """Run one row, and return its cells. With `tls`, the command reaches the proxy over TLS."""
     place = running.place()
     if row.command == "read":
@@ -145,17 +145,17 @@ def shown(row: Row, running: Running, client: str, tls: Tls | None) -> tuple[str
     for name, value in row.plan.items():
         setattr(plan, name, value)
     with proxied(running.endpoint, plan, tls) as proxy:
-        ran, seconds = _met(row, place, proxy, client)
+        ran, seconds = _met(row, place, proxy)
         faults = sum(proxy.counts[fault.name.lower()] for fault in Fault)
     notes = sum("waiting for" in line for line in ran.stderr.splitlines())
     said = [line for line in ran.stderr.splitlines() if "waiting for" not in line and line]
     for line in said:
-        print(f"  {row.name}, {row.command}, {running.server.name}, {client}: {line}", flush=True)
-    cells = (row.name, row.command, running.server.name, client, f"{seconds:.1f}", str(ran.code), str(faults))
+        print(f"  {row.name}, {row.command}, {running.server.name}: {line}", flush=True)
+    cells = (row.name, row.command, running.server.name, f"{seconds:.1f}", str(ran.code), str(faults))
     return (*cells, str(notes), _intact(row, place, ran))
 
 
-def _met(row: Row, place: Place, proxy: Proxy, client: str) -> tuple[Ran, float]:
+def _met(row: Row, place: Place, proxy: Proxy) -> tuple[Ran, float]:
     """Run the command behind the proxy. Return its output and the seconds that it took."""
     met = Event()
 
@@ -164,7 +164,7 @@ def _met(row: Row, place: Place, proxy: Proxy, client: str) -> tuple[Ran, float]
             met.set()
 
     proxy.watch = watch
-    given = proxy.options({**place.options, "client": client})
+    given = proxy.options(place.options)
     options = [part for name, value in given.items() for part in ("-o", f"{name}={value}")]
     arguments = (
         ("sync", f"{SOURCE}/{STREAM}", place.url)
@@ -213,7 +213,7 @@ def _direct(*arguments: str, place: Place) -> Ran:
     return finish(start(*arguments, *options), timeout_seconds=ENDS_SECONDS)
 
 
-def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: int, is_tls: bool) -> int:
+def table(servers: Iterable[str], only: str, at_once: int, is_tls: bool) -> int:
     """Print the table. Return 0 if every row is intact, otherwise 1."""
     with (
         TemporaryDirectory() as folder,
@@ -224,16 +224,15 @@ def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: in
         tls = Tls(made, trusted=made.path) if is_tls else None
         running = [session.running(name) for name in servers]
         asked = [
-            pool.submit(shown, row, each, client, tls)
+            pool.submit(shown, row, each, tls)
             for row in ROWS
             if only in f"{row.name} {row.command}"
             for each in running
-            for client in clients
         ]
         rows = [each.result() for each in asked]
     for line in aligned([HEAD, *rows]):
         print(line)
-    return 0 if all(row[8].startswith("yes") for row in rows) else 1
+    return 0 if all(row[7].startswith("yes") for row in rows) else 1
 
 
 if __name__ == "__main__":
@@ -243,7 +242,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--server", action="append", help="a server of the catalogue (default: minio and rgw)"
     )
-    parser.add_argument("--client", action="append", help="direct, fsspec (default: both)")
     parser.add_argument("--only", default="", help="run only rows with this text in their name or command")
     parser.add_argument(
         "--at-once", type=int, default=6, help="number of commands that run at once (default: 6)"
@@ -255,7 +253,6 @@ if __name__ == "__main__":
     raise SystemExit(
         table(
             arguments.server or ("minio", "rgw"),
-            arguments.client or ("direct", "fsspec"),
             arguments.only,
             arguments.at_once,
             arguments.tls,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import few
 from faults.rig import bare_store, guarded
 from servers import Running, servers_of
 from servers.proxy import Fault, Plan, Rule, proxied
@@ -57,15 +56,13 @@ async def use(store: ObjectStore, plan: Plan, fault: Fault) -> None:
     assert [row.key async for row in store.list("")] == []
 
 
-@few("pages and empty replies for each client of each server; make test has each pair on one server", 3)
-@pytest.mark.parametrize("client", ["direct", "fsspec"])
 @pytest.mark.parametrize("fault", [Fault.PAGE, Fault.EMPTY], ids=["page", "empty"])
 @pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
-def test_every_verb_is_tried_again_after_a_page(running_server: Running, fault: Fault, client: str) -> None:
+def test_every_verb_is_tried_again_after_a_page(running_server: Running, fault: Fault) -> None:
     place, plan = running_server.place(), Plan()
 
     async def main(options: dict[str, str]) -> None:
-        store = guarded(bare_store(place.url, options | {"client": client}))
+        store = guarded(bare_store(place.url, options))
         try:
             await use(store, plan, fault)
         finally:

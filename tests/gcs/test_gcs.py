@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aiohttp
 import pytest
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+from offload_cloud.exchange_errors import Cause, ExchangeError
 from offload_gcs import GcsOptions, GcsStore
 from offload_gcs.failures import Asked, Refused, Unusable, explained
 
@@ -53,7 +53,9 @@ def refused(
 
 def test_an_error_names_a_file_without_certificates(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("no certificate")
-    store = GcsStore(bucket="bucket", options=GcsOptions.of(NOWHERE | {"verify": str(tmp_path / "ca")}))
+
+    options = NOWHERE | {"endpoint_url": "https://127.0.0.1:1", "verify": str(tmp_path / "ca")}
+    store = GcsStore(bucket="bucket", options=GcsOptions.of(options))
 
     with pytest.raises(Misuse, match="verify"):
         asyncio.run(store.create("key", b""))
@@ -103,7 +105,7 @@ def test_a_servers_text_is_quoted_without_secrets(said: str) -> None:
     for error in (
         refused(STORE, 400, "x", said),
         explained(Refused(502, said.encode()), STORE, where="gs://bucket"),
-        explained(aiohttp.ClientPayloadError(said), READ, where="gs://bucket"),
+        explained(OSError(said), READ, where="gs://bucket"),
         explained(RefreshError(said), READ, where="gs://bucket"),
     ):
         assert "HUSH" not in str(error)
@@ -237,10 +239,9 @@ def test_an_error_of_the_xml_api_is_understood() -> None:
         (RefreshError("busy", retryable=True), TryAgain, "token server"),
         (TransportError("no route"), TryAgain, "token server"),
         (Unusable("there are none"), StoreDenied, "there are none"),
-        (TimeoutError(), OutcomeUnknown, "`read_timeout_seconds`"),
-        (aiohttp.SocketTimeoutError("slow"), OutcomeUnknown, "`read_timeout_seconds`"),
-        (aiohttp.ConnectionTimeoutError("slow"), TryAgain, "`connect_timeout_seconds`"),
-        (aiohttp.ServerDisconnectedError(), OutcomeUnknown, "disconnected"),
+        (ExchangeError(Cause.STALLED, "http://h"), OutcomeUnknown, "`read_timeout_seconds`"),
+        (ExchangeError(Cause.SLOW_CONNECT, "http://h"), TryAgain, "`connect_timeout_seconds`"),
+        (ExchangeError(Cause.CLOSED, "http://h"), OutcomeUnknown, "closed the connection"),
     ],
 )
 def test_the_clients_errors_become_errors_of_the_port(
@@ -283,7 +284,7 @@ def test_opening_a_file_system_sends_no_grpc_request(
     code = (
         "import os, asyncio; from offload_gcs import GcsOptions;"
         "import offload_gcs.store as s; import offload_gcs.client as c;"
-        "f = asyncio.run(c.GcsClient(GcsOptions(anonymous=True))._open());"
+        "f = asyncio.run(c.GcsClient(GcsOptions(anonymous=True))._opened());"
         "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'], type(f).__module__)"
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from campaign import CAMPAIGN, campaign, few, leaving, some
-from cloud.on_server import ByFsspec, OnServer
+from campaign import CAMPAIGN, few, leaving, some
+from cloud.on_server import OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
 from servers import Running, servers_of
@@ -18,9 +18,8 @@ CASES = few(
     "cases of clauses on a cloud: each clause keeps some, the other two clouds the rest, and a folder all",
     3,
     start=1,
-    whole=("test_keys_are_taken_as_they_are",),  # each client writes keys into its requests by itself
+    whole=("test_keys_are_taken_as_they_are",),  # each store writes keys into its requests by itself
 )
-FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 
 
 LISTINGS = leaving(
@@ -54,18 +53,6 @@ class TestGcsOffloader(OnServer, OffloaderConformance):
 @SERVERS
 class TestGcsProtocol(OnServer, ProtocolConformance):
     walk_examples = 4 if CAMPAIGN else 1  # likewise; in memory and in folders all are drawn
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecGcsStore(ByFsspec, StoreConformance):
-    listing_keys = 1_100  # each request takes time here
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecGcsProtocol(ByFsspec, ProtocolConformance):
-    pass
 
 
 @pytest.mark.parametrize("running_server", servers_of("gcs", honours_create=False), indirect=True)

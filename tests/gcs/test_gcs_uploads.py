@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from certificates import certificate, served
-from cloud.calls import Client
-from cloud.gcs import DIRECT_GCS, GCS, TOKEN, said
+from cloud.gcs import GCS, TOKEN, said
 from offload_gcs import GcsOptions, GcsStore
 from offload_gcs.reading import written
 from servers import Running, servers_of
@@ -81,18 +80,12 @@ def gcs(session: Session) -> Iterator[Wire]:
         yield server
 
 
-@pytest.fixture(params=[DIRECT_GCS, GCS], ids=["direct", "fsspec"])
-def client(request: pytest.FixtureRequest) -> Client:
-    found: Client = request.param
-    return found
+def put(url: str, body: Body, **options: Any) -> None:
+    GCS.of_store(url, lambda store: store.put("a/key", body), **options)
 
 
-def put(client: Client, url: str, body: Body, **options: Any) -> None:
-    client.of_store(url, lambda store: store.put("a/key", body), **options)
-
-
-def error_of(client: Client, url: str, body: Body) -> OffloadError:
-    return client.error_of(url, lambda store: store.put("a/key", body))
+def error_of(url: str, body: Body) -> OffloadError:
+    return GCS.error_of(url, lambda store: store.put("a/key", body))
 
 
 def body_of(data: bytes, window_size: int = 100_000) -> Body:
@@ -113,28 +106,20 @@ def body_that_changes(*readings: bytes, size_bytes: int) -> Body:
     return Body(size_bytes=size_bytes, windows=windows)
 
 
-def test_a_large_object_is_sent_chunk_by_chunk(client: Client, gcs: Wire, session: Session) -> None:
-    put(client, gcs.url, body_of(DATA))
+def test_a_large_object_is_sent_chunk_by_chunk(gcs: Wire, session: Session) -> None:
+    put(gcs.url, body_of(DATA))
 
     assert session.complete
     assert not session.cancelled
     assert session.held == DATA
     assert [heard.method for heard in gcs.heard] == ["POST", "PUT", "PUT", "PUT", "PUT"]
+    assert {heard.connection for heard in gcs.heard} == {1}
     assert [len(heard.body) for heard in gcs.of("PUT")] == [CHUNK] * 3 + [len(DATA) - 3 * CHUNK]
 
 
-def test_the_chunks_of_a_large_object_go_by_the_byte_transport(gcs: Wire) -> None:
-    """Each of the two transports uses one connection."""
-    put(DIRECT_GCS, gcs.url, body_of(DATA))
-
-    assert [heard.connection for heard in gcs.heard] == [1, 2, 2, 2, 2]
-
-
-def test_size_and_checksum_are_sent_before_the_first_byte(
-    client: Client, gcs: Wire, session: Session
-) -> None:
+def test_size_and_checksum_are_sent_before_the_first_byte(gcs: Wire, session: Session) -> None:
     """The service then refuses wrong bytes in any chunk."""
-    put(client, gcs.url, body_of(DATA))
+    put(gcs.url, body_of(DATA))
 
     begun = gcs.heard[0]
     assert begun.query == {"uploadType": ["resumable"]}
@@ -146,10 +131,9 @@ def test_size_and_checksum_are_sent_before_the_first_byte(
     }
 
 
-def test_an_upload_has_the_options_of_fragments(client: Client, gcs: Wire, session: Session) -> None:
+def test_an_upload_has_the_options_of_fragments(gcs: Wire, session: Session) -> None:
     key = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
     put(
-        client,
         gcs.url,
         body_of(DATA),
         storage_class="COLDLINE",
@@ -164,34 +148,34 @@ def test_an_upload_has_the_options_of_fragments(client: Client, gcs: Wire, sessi
     assert session.described["metadata"] == {"a": "b"}
 
 
-def test_bytes_that_the_service_did_not_keep_are_sent_again(client: Client) -> None:
+def test_bytes_that_the_service_did_not_keep_are_sent_again() -> None:
     """It keeps multiples of 256 KiB and reports how much it has. Here each chunk needs two requests."""
     session = Session(keeps=lambda size: min(size, CHUNK))
     with pytest.MonkeyPatch.context() as patch, wire(session) as server:
         patch.setattr("offload_gcs.upload.CHUNK_SIZE_BYTES", 2 * CHUNK)
-        put(client, server.url, body_of(DATA))
+        put(server.url, body_of(DATA))
 
     assert session.complete
     assert session.held == DATA
 
 
-def test_an_upload_without_progress_is_cancelled(client: Client) -> None:
+def test_an_upload_without_progress_is_cancelled() -> None:
     session = Session(keeps=lambda size: 0)
     with wire(session) as server:
-        error = error_of(client, server.url, body_of(DATA))
+        error = error_of(server.url, body_of(DATA))
 
     assert type(error) is OutcomeUnknown
     assert session.cancelled
     assert len(server.of("PUT")) == 1
 
 
-def test_an_upload_that_never_completes_has_an_unknown_outcome(client: Client, session: Session) -> None:
+def test_an_upload_that_never_completes_has_an_unknown_outcome(session: Session) -> None:
     def never_done(heard: Heard) -> Answer:
         answer = session(heard)
         return Answer(308, headers={"Range": f"bytes=0-{len(DATA) - 1}"}) if session.complete else answer
 
     with wire(never_done) as server:
-        error = error_of(client, server.url, body_of(DATA))
+        error = error_of(server.url, body_of(DATA))
 
     assert type(error) is OutcomeUnknown
     assert server.heard[-1].method == "DELETE"
@@ -208,12 +192,12 @@ def test_an_upload_that_never_completes_has_an_unknown_outcome(client: Client, s
 )
 @pytest.mark.parametrize("fail_at", [0, CHUNK, 3 * CHUNK])
 def test_a_failure_cancels_the_session_and_sends_nothing_again(
-    client: Client, gcs: Wire, session: Session, fail_at: int, failure: Answer, raised: type[OffloadError]
+    gcs: Wire, session: Session, fail_at: int, failure: Answer, raised: type[OffloadError]
 ) -> None:
-    """The HTTP library itself would repeat a PUT whose connection drops."""
+    """Also a chunk whose connection drops is sent once."""
     session.fail_at, session.failure = fail_at, failure
 
-    error = error_of(client, gcs.url, body_of(DATA))
+    error = error_of(gcs.url, body_of(DATA))
 
     assert type(error) is raised
     assert session.cancelled
@@ -222,12 +206,12 @@ def test_a_failure_cancels_the_session_and_sends_nothing_again(
     assert len(gcs.of("DELETE")) == 1
 
 
-def test_a_failed_cancel_hides_no_error(client: Client, gcs: Wire, session: Session) -> None:
+def test_a_failed_cancel_hides_no_error(gcs: Wire, session: Session) -> None:
     def broken(heard: Heard) -> Answer:
         return Answer(drop=True) if heard.method in ("PUT", "DELETE") else session(heard)
 
     with wire(broken) as server:
-        error = error_of(client, server.url, body_of(DATA))
+        error = error_of(server.url, body_of(DATA))
 
     assert "store 'a/key'" in str(error)
     assert [heard.method for heard in server.heard] == ["POST", "PUT", "DELETE"]
@@ -262,69 +246,61 @@ def test_a_cancelled_put_cancels_its_session(gcs: Wire, session: Session) -> Non
     assert not session.complete
 
 
-def test_a_body_of_another_size_is_refused_before_the_first_request(client: Client, gcs: Wire) -> None:
+def test_a_body_of_another_size_is_refused_before_the_first_request(gcs: Wire) -> None:
     for announced in (len(DATA) - 1, len(DATA) + 1):
         with pytest.raises(Misuse):
-            put(client, gcs.url, Body(size_bytes=announced, windows=body_of(DATA).windows))
+            put(gcs.url, Body(size_bytes=announced, windows=body_of(DATA).windows))
 
     assert gcs.heard == []
 
 
 @pytest.mark.parametrize("second", [DATA[:-1], DATA + b"!"])
-def test_a_body_that_changes_is_never_complete(
-    client: Client, gcs: Wire, session: Session, second: bytes
-) -> None:
+def test_a_body_that_changes_is_never_complete(gcs: Wire, session: Session, second: bytes) -> None:
     with pytest.raises(OffloadError):
-        put(client, gcs.url, body_that_changes(DATA, second, size_bytes=len(DATA)))
+        put(gcs.url, body_that_changes(DATA, second, size_bytes=len(DATA)))
 
     assert session.cancelled
     assert not session.complete
 
 
-def test_a_session_on_another_server_gets_no_credentials(
-    client: Client, gcs: Wire, session: Session, tmp_path: Path
-) -> None:
+def test_a_session_on_another_server_gets_no_credentials(gcs: Wire, session: Session, tmp_path: Path) -> None:
     """The session's address suffices as a key. The credentials are for the endpoint alone."""
     made = certificate(tmp_path)
     with wire(session, tls=served(made)) as other:
         session.elsewhere = other.url
-        put(client, gcs.url, body_of(DATA), verify=str(made.path))
+        put(gcs.url, body_of(DATA), verify=str(made.path))
 
     assert session.complete
     assert len(gcs.heard) == 1
     assert not any("authorization" in heard.headers for heard in other.heard)
 
 
-def test_a_session_on_another_server_without_tls_is_refused(
-    client: Client, gcs: Wire, session: Session
-) -> None:
+def test_a_session_on_another_server_without_tls_is_refused(gcs: Wire, session: Session) -> None:
     with wire(session) as other:
         session.elsewhere = other.url
-        error = error_of(client, gcs.url, body_of(DATA))
+        error = error_of(gcs.url, body_of(DATA))
 
     assert "names no upload session" in str(error)
     assert other.heard == []
 
 
-def test_a_session_whose_address_cannot_be_sent_is_refused(
-    client: Client, gcs: Wire, session: Session
-) -> None:
-    """An error of the HTTP library would repeat it, and the address alone lets its reader write."""
+def test_a_session_whose_address_cannot_be_sent_is_refused(gcs: Wire, session: Session) -> None:
+    """An error of the transport might repeat it, and the address alone lets its reader write."""
     session.elsewhere = f"{gcs.url}/a b"
 
-    error = error_of(client, gcs.url, body_of(DATA))
+    error = error_of(gcs.url, body_of(DATA))
 
     assert "names no upload session" in str(error)
     assert len(gcs.heard) == 1
 
 
-def test_every_chunk_carries_the_credentials(client: Client, gcs: Wire) -> None:
-    put(client, gcs.url, body_of(DATA))
+def test_every_chunk_carries_the_credentials(gcs: Wire) -> None:
+    put(gcs.url, body_of(DATA))
 
     assert {heard.headers["authorization"] for heard in gcs.heard} == {f"Bearer {TOKEN}"}
 
 
-def test_memory_does_not_grow_with_the_object(client: Client, gcs: Wire, session: Session) -> None:
+def test_memory_does_not_grow_with_the_object(gcs: Wire, session: Session) -> None:
     """The object has 32 chunks, and only a few are in memory at a time."""
     window = bytes(CHUNK)
 
@@ -344,7 +320,7 @@ def test_memory_does_not_grow_with_the_object(client: Client, gcs: Wire, session
 
     gcs.answer = forget
     tracemalloc.start()
-    put(client, gcs.url, Body(size_bytes=32 * CHUNK, windows=windows))
+    put(gcs.url, Body(size_bytes=32 * CHUNK, windows=windows))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

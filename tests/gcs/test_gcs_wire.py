@@ -13,8 +13,8 @@ from email.policy import HTTP
 from typing import Any
 
 import pytest
-from cloud.calls import DIGITS, Call, Client, create, delete, get, names, put, reading
-from cloud.gcs import EACH_GCS, GCS, KMS_KEY, answers, error_of, of_store, said
+from cloud.calls import DIGITS, Call, create, delete, get, names, put, reading
+from cloud.gcs import GCS, KMS_KEY, answers, error_of, of_store, said
 from offload_gcs import GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, wire
@@ -65,13 +65,12 @@ def test_a_put_sends_no_condition(gcs: Wire) -> None:
     assert sent(gcs.heard[0])[1] == DIGITS
 
 
-@EACH_GCS
-def test_the_checksum_of_a_put_covers_all_windows_of_its_body(client: Client, gcs: Wire) -> None:
+def test_the_checksum_of_a_put_covers_all_windows_of_its_body(gcs: Wire) -> None:
     async def windows() -> AsyncIterator[bytes]:
         yield DIGITS[:3]
         yield DIGITS[3:]
 
-    client.of_store(gcs.url, lambda store: store.put("a/key", Body(size_bytes=10, windows=windows)))
+    of_store(gcs.url, lambda store: store.put("a/key", Body(size_bytes=10, windows=windows)))
 
     description, data = sent(gcs.heard[0])
     assert (description["crc32c"], data) == (written(crc32c(DIGITS)), DIGITS)
@@ -107,8 +106,7 @@ def test_every_character_of_a_key_stays_in_the_path(gcs: Wire, key: str) -> None
         assert set(heard.query) <= {"alt"}
 
 
-def test_only_fragments_and_reads_go_by_the_byte_transport(gcs: Wire) -> None:
-    """Each of the two transports uses one connection for its requests, one after another."""
+def test_requests_one_after_another_share_a_connection(gcs: Wire) -> None:
     calls = (put, get, reading(Span(0, 4)), reading(Suffix(4)), create, names, delete, stored_checksum)
 
     async def each(store: GcsStore) -> None:
@@ -117,7 +115,7 @@ def test_only_fragments_and_reads_go_by_the_byte_transport(gcs: Wire) -> None:
 
     of_store(gcs.url, each)
 
-    assert [heard.connection for heard in gcs.heard] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [heard.connection for heard in gcs.heard] == [1] * len(calls)
 
 
 # Options on the wire
@@ -149,15 +147,14 @@ def test_only_fragments_have_storage_class_and_metadata(gcs: Wire) -> None:
     assert not kept.keys() & commit.keys()
 
 
-@EACH_GCS
 @pytest.mark.parametrize("is_named", [True, False], ids=["http://", "no scheme"])
 def test_the_proxy_of_the_environment_is_used(
-    client: Client, is_named: bool, gcs: Wire, monkeypatch: pytest.MonkeyPatch
+    is_named: bool, gcs: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", gcs.url if is_named else gcs.url.removeprefix("http://"))
     monkeypatch.delenv("no_proxy", raising=False)
 
-    client.of_store("http://gcs.test", get, **GCS.anonymous)
+    of_store("http://gcs.test", get, **GCS.anonymous)
 
     assert gcs.heard[0].target.startswith("http://gcs.test/")
 
@@ -187,7 +184,6 @@ def test_a_listing_that_is_no_json_may_be_tried_again() -> None:
         assert type(error_of(server.url, names)) is TryAgain
 
 
-@EACH_GCS
 @pytest.mark.parametrize(
     ("hashes", "believed"),
     [
@@ -198,51 +194,47 @@ def test_a_listing_that_is_no_json_may_be_tried_again() -> None:
         (f"crc32c={written(crc32c(DIGITS + b'!'))},md5=AAAA==", False),
     ],
 )
-def test_a_body_with_another_checksum_is_refused(client: Client, hashes: str, believed: bool) -> None:
+def test_a_body_with_another_checksum_is_refused(hashes: str, believed: bool) -> None:
     with wire(replying(DIGITS, X_Goog_Hash=hashes)) as server:
         if believed:
-            assert client.of_store(server.url, get) == DIGITS
+            assert of_store(server.url, get) == DIGITS
         else:
-            error = client.error_of(server.url, get)
+            error = error_of(server.url, get)
             assert type(error) is TryAgain
             assert "damaged" in str(error)
 
 
-@EACH_GCS
 @pytest.mark.parametrize("hashes", [("crc32c=AAAAAA==", "md5=AAAA=="), ("md5=AAAA==", "crc32c=AAAAAA==")])
-def test_each_of_several_checksum_headers_is_compared(client: Client, hashes: tuple[str, str]) -> None:
+def test_each_of_several_checksum_headers_is_compared(hashes: tuple[str, str]) -> None:
     """The service sends `x-goog-hash` twice, once for each checksum."""
 
     def twice(heard: Heard) -> Answer:
         return Answer(body=DIGITS, headers={"x-goog-hash": hashes[0], "X-Goog-Hash": hashes[1]})
 
     with wire(twice) as server:
-        assert type(client.error_of(server.url, get)) is TryAgain
+        assert type(error_of(server.url, get)) is TryAgain
 
 
-@EACH_GCS
-def test_the_checksum_of_a_decoded_object_is_not_compared(client: Client) -> None:
+def test_the_checksum_of_a_decoded_object_is_not_compared() -> None:
     """The service decompresses an object that was stored compressed. Its checksum is of the stored bytes."""
     reply = replying(DIGITS, X_Goog_Hash="crc32c=AAAAAA==", X_Goog_Stored_Content_Encoding="gzip")
     with wire(reply) as server:
-        assert client.of_store(server.url, get) == DIGITS
+        assert of_store(server.url, get) == DIGITS
         assert server.heard[0].headers["accept-encoding"] == "identity"
 
 
-@EACH_GCS
 @pytest.mark.parametrize("call", [get, reading(Span(0, len(PACKED))), reading(Suffix(len(PACKED)))])
-def test_an_object_that_is_stored_compressed_is_never_decompressed(client: Client, call: Call) -> None:
+def test_an_object_that_is_stored_compressed_is_never_decompressed(call: Call) -> None:
     """Listings have the compressed size. The service sends such bytes if the object has `no-transform`."""
     coded = {"Content_Encoding": "gzip", "X_Goog_Stored_Content_Encoding": "gzip"}
     with wire(replying(PACKED, **coded)) as server:
-        assert client.of_store(server.url, call) == PACKED
+        assert of_store(server.url, call) == PACKED
 
 
-@EACH_GCS
 @pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10))])
-def test_a_body_that_somebody_compressed_on_the_way_is_refused(client: Client, call: Call) -> None:
+def test_a_body_that_somebody_compressed_on_the_way_is_refused(call: Call) -> None:
     with wire(replying(PACKED, Content_Encoding="gzip", X_Goog_Stored_Content_Encoding="identity")) as server:
-        error = client.error_of(server.url, call)
+        error = error_of(server.url, call)
 
     assert type(error) is TryAgain
     assert "gzip, which nobody asked for" in str(error)

@@ -1,10 +1,10 @@
-"""Tests of the S3 store by each client against the contracts, on every server of the catalogue."""
+"""Tests of the S3 store against the contracts, on every server of the catalogue."""
 
 from __future__ import annotations
 
 import pytest
 from campaign import CAMPAIGN, campaign, few, leaving
-from cloud.on_server import ByFsspec, OnServer
+from cloud.on_server import OnServer
 from offload_conformance import (
     Declared,
     OffloaderConformance,
@@ -22,10 +22,9 @@ CASES = few(
     "cases of clauses on a cloud: each clause keeps some, the other two clouds the rest, and a folder all",
     3,
     start=0,
-    whole=("test_keys_are_taken_as_they_are",),  # each client writes keys into its requests by itself
+    whole=("test_keys_are_taken_as_they_are",),  # each store writes keys into its requests by itself
 )
 OFFLOADER = campaign("the offloader layer on S3, which takes longest there; GCS has it in make test")
-FSSPEC = campaign("all clauses over client=fsspec; tests/cloud runs it on imitations")
 LISTINGS = leaving(
     "long listings on MinIO by levels or while keys change; make test has one there and two on GCS",
     "test_a_level_goes_on_page_after_page",
@@ -83,16 +82,3 @@ class TestS3Offloader(OnServer, OffloaderConformance):
 @SERVERS
 class TestS3Protocol(OnServer, ProtocolConformance):
     walk_examples = 4  # each request takes time here; in memory and in folders all are drawn
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecS3Store(Differences, ByFsspec, StoreConformance):
-    listing_keys = 1_100  # each request takes time here
-    capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
-
-
-@FSSPEC
-@SERVERS
-class TestFsspecS3Protocol(ByFsspec, ProtocolConformance):
-    pass

@@ -159,7 +159,11 @@ def test_an_error_without_a_code_and_marks_is_not_from_s3(code: str) -> None:
         (ResponseParserError("page"), OutcomeUnknown, "not from an S3 server"),
         (ValueError("Invalid endpoint: x"), Misuse, "Invalid endpoint"),
         (FileNotFoundError(2, "no file", "ca.pem"), Misuse, "ca.pem"),
-        (ReadTimeoutError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1 did not"),
+        (
+            ReadTimeoutError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"),
+            TryAgain,
+            "the credentials could not be fetched",
+        ),
         (EndpointConnectionError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1"),
         (OSError("odd http://u:HUSH@h:1/b?sig=HUSH\nodd"), OutcomeUnknown, "odd http://h:1/b odd"),
     ],

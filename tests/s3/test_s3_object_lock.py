@@ -1,4 +1,4 @@
-"""Tests of buckets with an object lock: every kind of write works there, by both clients."""
+"""Tests of buckets with an object lock: every kind of write works there."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ async def written(store: ObjectStore) -> list[bytes]:
         await store.aclose()
 
 
-@pytest.mark.parametrize("client", ["fsspec", "direct"])
 @pytest.mark.parametrize("running_server", servers_of("s3", chosen="moto"), indirect=True)
-def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Running, client: str) -> None:
+def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Running) -> None:
     """S3 and moto demand one. The other servers take writes without it."""
     place, bucket = locked(running_server)
 
-    store = S3Store(bucket=bucket, options=S3Options.of(place.options | {"client": client}))
+    store = S3Store(bucket=bucket, options=S3Options.of(place.options))
 
     assert asyncio.run(written(store)) == [b"fragment", b"commit", b"part"]
 

@@ -45,12 +45,11 @@ async def write_three(store: ObjectStore) -> None:
 
 
 @MOTO
-@pytest.mark.parametrize("client", ["fsspec", "direct"])
-def test_a_server_stores_objects_by_the_options(running_server: Running, client: str) -> None:
+def test_a_server_stores_objects_by_the_options(running_server: Running) -> None:
     place = running_server.place()
     assert isinstance(place, S3Place)
 
-    options = S3Options.of(place.options | KEPT | {"client": client})
+    options = S3Options.of(place.options | KEPT)
     asyncio.run(write_three(S3Store(bucket=place.name, options=options)))
 
     head = {key: place.boto.head_object(Bucket=place.name, Key=key) for key in ("put", "upload", "create")}
@@ -82,10 +81,7 @@ def over_tls(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield login | {"verify": str(authority)}
 
 
-@pytest.mark.parametrize("client", ["fsspec", "direct"])
-def test_only_the_callers_key_opens_an_object_encrypted_with_it(
-    over_tls: dict[str, Any], client: str
-) -> None:
+def test_only_the_callers_key_opens_an_object_encrypted_with_it(over_tls: dict[str, Any]) -> None:
     boto = boto3.client(
         "s3",
         endpoint_url=over_tls["endpoint_url"],
@@ -98,7 +94,7 @@ def test_only_the_callers_key_opens_an_object_encrypted_with_it(
     ours, others = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
     def store(**options: Any) -> ObjectStore:
-        return S3Store(bucket="bucket", options=S3Options.of(over_tls | {"client": client} | options))
+        return S3Store(bucket="bucket", options=S3Options.of(over_tls | options))
 
     async def read(store: ObjectStore, key: str) -> bytes:
         try:

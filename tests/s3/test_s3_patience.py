@@ -41,7 +41,7 @@ def place(running_server: Running) -> Place:
 
 
 def options(place: Place, proxy: Proxy, **more: object) -> list[str]:
-    given = proxy.options(place.options) | {"client": "fsspec", **more}
+    given = proxy.options(place.options) | more
     return [part for name, value in given.items() for part in ("-o", f"{name}={value}")]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from certificates import certificate, served
-from cloud.calls import DIGITS, create, get, names, put, upload
-from cloud.s3 import TAGGED, answers, error_of, of_store, refusal, xml
+from cloud.calls import DIGITS, Call, create, get, names, put, upload
+from cloud.s3 import NO_LOGIN, TAGGED, answers, error_of, of_store, refusal, xml
 from wire import Answer, Heard, Wire, wire
 
-from offload import Body, OutcomeUnknown, TryAgain
+from offload import Body, ObjectStore, OutcomeUnknown, TryAgain
 
 CRC32C_OF_DIGITS = "KAwGng=="
 """In the form that the service documents: base64 of four bytes, big-endian."""
@@ -56,6 +56,20 @@ def test_a_create_sends_its_condition(s3: Wire) -> None:
     assert (heard.method, heard.path, heard.body) == ("PUT", "/bucket/a/key", DIGITS)
     assert heard.headers["if-none-match"] == "*"
     assert heard.headers["x-amz-checksum-crc32c"] == CRC32C_OF_DIGITS
+
+
+def test_only_puts_and_parts_leave_their_payload_to_the_checksum(s3: Wire) -> None:
+    """A create is small, and decides commits: the signature covers its bytes too."""
+    for call in (put, upload, create):
+        of_store(s3.url, call)
+
+    sent = s3.of("PUT")
+    is_unsigned = [heard.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD" for heard in sent]
+    assert is_unsigned == [True, True, False]
+    for heard in sent:
+        assert heard.headers["x-amz-checksum-crc32c"]
+        assert "x-amz-checksum-crc32c" in heard.headers["authorization"]  # among the signed headers
+        assert "content-md5" not in heard.headers
 
 
 # Options on the wire
@@ -129,6 +143,19 @@ def test_every_request_agrees_to_pay(s3: Wire) -> None:
     assert {heard.headers.get("x-amz-request-payer") for heard in s3.heard} == {"requester"}
 
 
+def test_the_profile_gives_the_credentials(s3: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile names a program here, as companies do."""
+    said = '{"Version": 1, "AccessKeyId": "FROMPROGRAM", "SecretAccessKey": "HUSH", "SessionToken": "T"}'
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "config").write_text(f"[profile company]\ncredential_process = cat {tmp_path}/said\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    of_store(s3.url, put, **NO_LOGIN, profile="company")
+
+    [heard] = s3.heard
+    assert "FROMPROGRAM" in heard.headers["authorization"]
+
+
 def test_an_authority_from_the_environment_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +167,6 @@ def test_an_authority_from_the_environment_is_trusted(
 
 
 def test_a_new_store_trusts_the_authorities_that_the_file_has_by_then(tmp_path: Path) -> None:
-    """Stores of one process share what they parsed of the file, until it changes."""
     for _ in range(2):
         made = certificate(tmp_path)
         with wire(answers, tls=served(made)) as server:
@@ -198,18 +224,23 @@ def test_the_client_compares_every_other_checksum() -> None:
         assert type(error_of(server.url, get)) is TryAgain
 
 
-def test_a_request_for_another_region_is_repeated_there_once(s3: Wire) -> None:
-    """The client does that itself. The first request was refused, so only one is applied."""
+@pytest.mark.parametrize("call", [put, create])
+def test_a_request_for_another_region_is_repeated_there_once(call: Call) -> None:
+    """The SDK does that. The refused request applied nothing. Later ones go there at once."""
 
     def elsewhere(heard: Heard) -> Answer:
         if "/eu-west-3/" in heard.headers["authorization"]:
             return answers(heard)
         return refusal("AuthorizationHeaderMalformed", 400, "<Region>eu-west-3</Region>")
 
-    with wire(elsewhere) as server:
-        of_store(server.url, create)
+    async def twice(store: ObjectStore) -> None:
+        await call(store)
+        await call(store)
 
-    assert len(server.heard) == 2
+    with wire(elsewhere) as server:
+        of_store(server.url, twice)
+
+    assert len(server.heard) == 3
 
 
 # What proves a success

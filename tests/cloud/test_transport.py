@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 import pytest
 from certificates import certificate, served
 from offload_cloud import slow
-from offload_cloud.direct import Direct
 from offload_cloud.exchange import UNSIZED_BYTES_MAX, Connection, Request, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
+from offload_cloud.transport import Transport
 from wire import Answer, Heard, wire
 
 from offload.contracts.metrics import StoreMetrics
@@ -36,7 +36,9 @@ OK: Final = b"HTTP/1.1 200 OK\r\n"
 ANNOUNCED: Final = b"Content-Length: %d\r\n\r\n"
 
 
-def of_direct(call: Callable[[Direct], Awaitable[T]], *, limits: TimeLimits = PATIENT, at_once: int = 4) -> T:
+def of_transport(
+    call: Callable[[Transport], Awaitable[T]], *, limits: TimeLimits = PATIENT, at_once: int = 4
+) -> T:
     """Return the result of a call with a transport that trusts every certificate."""
 
     def context() -> ssl.SSLContext:
@@ -45,24 +47,24 @@ def of_direct(call: Callable[[Direct], Awaitable[T]], *, limits: TimeLimits = PA
         return made
 
     async def main() -> T:
-        direct = Direct(limits=limits, connections_max=at_once, context=context)
+        transport = Transport(limits=limits, connections_max=at_once, context=context)
         try:
-            return await call(direct)
+            return await call(transport)
         finally:
-            await direct.aclose()
+            await transport.aclose()
 
     return asyncio.run(main())
 
 
-async def get(direct: Direct, url: str, size_bytes_max: int | None = None) -> bytes:
-    async with await direct.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=None) as reply:
+async def get(transport: Transport, url: str, size_bytes_max: int | None = None) -> bytes:
+    async with await transport.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=None) as reply:
         reply.check_body(size_bytes_max)
         return await reply.read()
 
 
-def why_of(call: Callable[[Direct], Awaitable[object]], *, limits: TimeLimits = PATIENT) -> Cause:
+def why_of(call: Callable[[Transport], Awaitable[object]], *, limits: TimeLimits = PATIENT) -> Cause:
     with pytest.raises(ExchangeError) as caught:
-        of_direct(call, limits=limits)
+        of_transport(call, limits=limits)
     assert "\n" not in str(caught.value)
     return caught.value.why
 
@@ -109,18 +111,18 @@ def test_the_head_of_a_reply_is_the_first_byte_of_a_read() -> None:
 
     class Store(MemoryStore):
         async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-            return await get(direct, url)
+            return await get(transport, url)
 
-    async def read(given: Direct) -> StoreMetrics:
-        nonlocal direct
-        direct = given
+    async def read(given: Transport) -> StoreMetrics:
+        nonlocal transport
+        transport = given
         metered = MeteredStore(Store())
         await metered.get("key")
         return metered.metrics
 
-    direct: Any = None
+    transport: Any = None
     with saying(OK + ANNOUNCED % 4, b"", b"body", pause_seconds=0.1) as url:
-        metrics = of_direct(read)
+        metrics = of_transport(read)
 
     assert metrics.first_bytes.count == 1
     assert metrics.first_bytes.seconds < metrics.times["get", "ok"].seconds
@@ -154,12 +156,12 @@ def test_the_head_of_a_reply_is_the_first_byte_of_a_read() -> None:
 )
 def test_a_reply_that_is_no_body_is_an_error(reply: bytes, why: Cause) -> None:
     with saying(reply) as url:
-        assert why_of(lambda direct: get(direct, url, size_bytes_max=1000)) is why
+        assert why_of(lambda transport: get(transport, url, size_bytes_max=1000)) is why
 
 
 def test_an_absurd_length_of_a_whole_object_takes_no_memory() -> None:
     with saying(OK + ANNOUNCED % 2**59 + b"x") as url:
-        assert why_of(lambda direct: get(direct, url)) is Cause.BROKEN
+        assert why_of(lambda transport: get(transport, url)) is Cause.BROKEN
 
 
 @pytest.mark.parametrize("is_later", [False, True], ids=["at once", "later"])
@@ -168,14 +170,14 @@ def test_bytes_after_the_body_are_never_part_of_another_reply(is_later: bool) ->
     one, said = OK + ANNOUNCED % 3, threading.Semaphore(0)
     pieces = (one + b"abc", one + b"XYZ") if is_later else (one + b"abc" + one + b"XYZ",)
 
-    async def twice(direct: Direct) -> list[bytes]:
-        first = await get(direct, url)
+    async def twice(transport: Transport) -> list[bytes]:
+        first = await get(transport, url)
         for _ in pieces:
             await asyncio.to_thread(said.acquire)
-        return [first, await get(direct, url)]
+        return [first, await get(transport, url)]
 
     with saying(*pieces, pause_seconds=0.3, said=said.release) as url:  # the connection stays open meanwhile
-        assert of_direct(twice) == [b"abc", b"abc"]
+        assert of_transport(twice) == [b"abc", b"abc"]
 
 
 # Time
@@ -187,9 +189,9 @@ def test_a_server_that_sends_one_byte_at_a_time_is_given_up(monkeypatch: pytest.
     """A byte moves before each stall would end, but the whole takes too long."""
     monkeypatch.setattr(slow, "STALLS_MAX", 2)
     with saying(OK + ANNOUNCED % 1000, *[b"x"] * 1000, pause_seconds=0.05) as url:
-        assert why_of(lambda direct: get(direct, url), limits=STALL) is Cause.SLOW
+        assert why_of(lambda transport: get(transport, url), limits=STALL) is Cause.SLOW
     with saying(*[bytes([byte]) for byte in OK + b"X: " + b"x" * 1000], pause_seconds=0.05) as url:
-        assert why_of(lambda direct: get(direct, url), limits=STALL) is Cause.SLOW
+        assert why_of(lambda transport: get(transport, url), limits=STALL) is Cause.SLOW
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
@@ -212,10 +214,10 @@ def test_a_cancelled_read_ends_its_thread_before_it_raises(
     def half(heard: Heard) -> Answer:
         return Answer(200, 2 * BODY, {"Content-Length": str(4 * len(BODY))})
 
-    async def cancelled(direct: Direct) -> bytes:
+    async def cancelled(transport: Transport) -> bytes:
         buffer = bytearray(4 * len(BODY))
         request = Request(method="GET", url=f"{server.url}/key", headers={})
-        async with await direct.ask(request, proxy=None) as reply:
+        async with await transport.ask(request, proxy=None) as reply:
             reading = asyncio.create_task(reply.readinto(memoryview(buffer)))
             while buffer[len(BODY) - 1] != BODY[-1]:  # noqa: ASYNC110 - a thread fills it, and sets no event
                 await asyncio.sleep(0.01)
@@ -226,11 +228,11 @@ def test_a_cancelled_read_ends_its_thread_before_it_raises(
             assert time.monotonic() - began < 30
             assert inside == [0]
         server.answer = whole
-        return await get(direct, server.url)
+        return await get(transport, server.url)
 
     tls = served(certificate(tmp_path)) if is_tls else None
     with wire(half, tls=tls) as server:
-        assert of_direct(cancelled) == BODY
+        assert of_transport(cancelled) == BODY
         assert [heard.connection for heard in server.heard] == [1, 2]
 
 
@@ -241,7 +243,7 @@ def test_a_body_that_comes_slowly_is_no_stall(at_once: int) -> None:
     body, patient = b"".join(pieces), replace(STALL, stall_seconds=3.0)  # thirty times a pause
 
     with saying(OK + ANNOUNCED % len(body), *pieces, pause_seconds=0.12) as url:
-        assert of_direct(lambda direct: get(direct, url), limits=patient) == body
+        assert of_transport(lambda transport: get(transport, url), limits=patient) == body
 
 
 def test_a_body_that_stops_is_a_stall_wherever_it_stops() -> None:
@@ -249,7 +251,7 @@ def test_a_body_that_stops_is_a_stall_wherever_it_stops() -> None:
     for sent in (0, 1, 100_000, len(BODY) - 1):
         with saying(OK + ANNOUNCED % len(BODY) + BODY[:sent], b"", pause_seconds=60.0) as url:
             begun = time.monotonic()
-            assert why_of(lambda direct, url=url: get(direct, url), limits=STALL) is Cause.STALLED
+            assert why_of(lambda transport, url=url: get(transport, url), limits=STALL) is Cause.STALLED
             assert time.monotonic() - begun < 30.0
 
 
@@ -260,13 +262,13 @@ def test_the_last_bytes_of_a_body_and_a_short_one_behind_it_wait_for_no_others(
     bodies = [BODY[: len(BODY) // 2], b"abc", BODY + BODY[: len(BODY) // 2], b"abc"]
     answers = iter(bodies)
 
-    async def several(direct: Direct) -> list[bytes]:
-        return [await get(direct, server.url) for _ in bodies]
+    async def several(transport: Transport) -> list[bytes]:
+        return [await get(transport, server.url) for _ in bodies]
 
     begun = time.monotonic()
     tls = served(certificate(tmp_path)) if is_tls else None
     with wire(lambda heard: Answer(200, next(answers)), tls=tls) as server:
-        assert of_direct(several) == bodies
+        assert of_transport(several) == bodies
 
     assert time.monotonic() - begun < 30
 
@@ -279,67 +281,69 @@ def test_a_cancelled_request_makes_room_for_another() -> None:
         time.sleep(0.2)
         return Answer(drop=True)
 
-    async def several(direct: Direct) -> bytes:
+    async def several(transport: Transport) -> bytes:
         for _ in range(3):
-            task = asyncio.create_task(get(direct, server.url))
+            task = asyncio.create_task(get(transport, server.url))
             await asyncio.to_thread(asked.acquire)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         server.answer = whole
-        return await get(direct, server.url)
+        return await get(transport, server.url)
 
     with wire(never) as server:
-        assert of_direct(several, at_once=1) == BODY
+        assert of_transport(several, at_once=1) == BODY
 
 
 # Connections
 
 
 def test_a_connection_is_used_again_after_a_whole_reply_alone() -> None:
-    async def several(direct: Direct) -> None:
-        await get(direct, server.url)
-        await get(direct, server.url)
-        async with await direct.ask(Request(method="GET", url=f"{server.url}/key", headers={}), proxy=None):
+    async def several(transport: Transport) -> None:
+        await get(transport, server.url)
+        await get(transport, server.url)
+        async with await transport.ask(
+            Request(method="GET", url=f"{server.url}/key", headers={}), proxy=None
+        ):
             pass  # the body is not read
-        await get(direct, server.url)
+        await get(transport, server.url)
 
     with wire(whole) as server:
-        of_direct(several)
+        of_transport(several)
 
     assert [heard.connection for heard in server.heard] == [1, 1, 1, 2]
 
 
 def test_a_connection_that_the_server_ended_behind_its_reply_is_closed() -> None:
-    async def read(direct: Direct) -> None:
+    async def read(transport: Transport) -> None:
         request = Request(method="GET", url=f"{url}/key", headers={})
-        async with await direct.ask(request, proxy=None) as reply:
+        async with await transport.ask(request, proxy=None) as reply:
             assert await reply.read() == b"abc"
             await asyncio.sleep(0.1)  # the server hangs up
         gc.collect()  # a socket that is still open gives a ResourceWarning, which fails the test
 
     with saying(OK + ANNOUNCED % 3 + b"abc") as url:
-        of_direct(read)
+        of_transport(read)
 
 
 def test_a_connection_serves_no_other_server() -> None:
     """The next request may have other credentials."""
 
-    async def both(direct: Direct) -> None:
+    async def both(transport: Transport) -> None:
         for server in (first, second, first):
-            await get(direct, server.url)
+            await get(transport, server.url)
 
     with wire(whole) as first, wire(whole) as second:
-        of_direct(both)
+        of_transport(both)
 
     assert [heard.connection for heard in first.heard] == [1, 1]
     assert [heard.connection for heard in second.heard] == [1]
 
 
 def test_a_body_is_received_into_memory_of_the_caller() -> None:
-    async def pieces(direct: Direct) -> bytes:
+    async def pieces(transport: Transport) -> bytes:
         buffer = bytearray(len(BODY))
-        async with await direct.ask(
+        async with await transport.ask(
             Request(method="GET", url=f"{server.url}/key", headers={}), proxy=None
         ) as reply:
             assert reply.check_body() == len(BODY)
@@ -350,7 +354,7 @@ def test_a_body_is_received_into_memory_of_the_caller() -> None:
         return bytes(buffer)
 
     with wire(whole) as server:
-        assert of_direct(pieces) == BODY
+        assert of_transport(pieces) == BODY
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
@@ -358,35 +362,37 @@ def test_a_body_is_sent_window_by_window(is_tls: bool, tmp_path: Path) -> None:
     windows = (memoryview(BODY)[:10], BODY, memoryview(BODY)[10:])
     request = {"method": "PUT", "headers": {}, "body": windows}
 
-    async def put(direct: Direct) -> int:
-        async with await direct.ask(Request(url=f"{server.url}/key", **request), proxy=None) as reply:  # type: ignore[arg-type]
+    async def put(transport: Transport) -> int:
+        async with await transport.ask(Request(url=f"{server.url}/key", **request), proxy=None) as reply:  # type: ignore[arg-type]
             return reply.status
 
     tls = served(certificate(tmp_path)) if is_tls else None
     with wire(lambda heard: Answer(200), tls=tls) as server:
-        assert of_direct(put) == 200
+        assert of_transport(put) == 200
 
     assert server.heard[0].body == BODY[:10] + BODY + BODY[10:]
 
 
 def test_a_forked_child_opens_connections_and_threads_of_its_own() -> None:
-    async def forked(direct: Direct) -> tuple[int, bytes]:
-        await get(direct, server.url)  # leaves a connection and a thread
+    async def forked(transport: Transport) -> tuple[int, bytes]:
+        await get(transport, server.url)  # leaves a connection and a thread
         child = os.fork()
         if child == 0:
             code = 1
             try:
                 asyncio.events._set_running_loop(None)
                 code = (
-                    0 if asyncio.new_event_loop().run_until_complete(get(direct, server.url)) == BODY else 2
+                    0
+                    if asyncio.new_event_loop().run_until_complete(get(transport, server.url)) == BODY
+                    else 2
                 )
             finally:
                 os._exit(code)
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
-        return os.waitstatus_to_exitcode(status), await get(direct, server.url)
+        return os.waitstatus_to_exitcode(status), await get(transport, server.url)
 
     with wire(whole) as server:
-        assert of_direct(forked) == (0, BODY)
+        assert of_transport(forked) == (0, BODY)
 
     assert [heard.connection for heard in server.heard] == [1, 2, 1]
 
@@ -433,15 +439,17 @@ def tunnelling(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         accepting.join()
 
 
-async def get_by(direct: Direct, url: str, proxy: str) -> bytes:
-    async with await direct.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=proxy) as reply:
+async def get_by(transport: Transport, url: str, proxy: str) -> bytes:
+    async with await transport.ask(Request(method="GET", url=f"{url}/key", headers={}), proxy=proxy) as reply:
         return await reply.read()
 
 
 def test_a_tunnel_carries_tls_and_keeps_the_proxys_login_from_the_server(tmp_path: Path) -> None:
     opened = b"HTTP/1.1 200 OK\r\nVia: us\r\n\r\n"
     with wire(whole, tls=served(certificate(tmp_path))) as server, tunnelling(opened) as (place, heard):
-        assert of_direct(lambda direct: get_by(direct, server.url, f"http://user:HUSH@{place}")) == BODY
+        assert (
+            of_transport(lambda transport: get_by(transport, server.url, f"http://user:HUSH@{place}")) == BODY
+        )
 
     assert heard[0].startswith(f"CONNECT {server.url.removeprefix('https://')} HTTP/1.1\r\n".encode())
     assert base64.b64encode(b"user:HUSH") in heard[0]
@@ -457,7 +465,7 @@ def test_a_proxy_that_opens_no_tunnel_is_an_error_before_the_request(
 ) -> None:
     refusal = b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status + surplus
     with wire(whole, tls=served(certificate(tmp_path))) as server, tunnelling(refusal) as (place, _):
-        assert why_of(lambda direct: get_by(direct, server.url, f"http://{place}")) is why
+        assert why_of(lambda transport: get_by(transport, server.url, f"http://{place}")) is why
     assert server.heard == []
 
 
@@ -465,7 +473,9 @@ def test_a_login_is_never_sent_to_a_proxy_without_its_tls() -> None:
     with wire(whole) as proxy:
         place = proxy.url.removeprefix("http://")
         with pytest.raises(ExchangeError) as caught:
-            of_direct(lambda direct: get_by(direct, "http://store.invalid", f"https://user:HUSH@{place}"))
+            of_transport(
+                lambda transport: get_by(transport, "http://store.invalid", f"https://user:HUSH@{place}")
+            )
     assert caught.value.why is Cause.PROXY_TLS
     assert "HUSH" not in str(caught.value)
     assert proxy.connections == 0

@@ -3,8 +3,8 @@
 Asynchronous code awaits each step of an exchange, and a thread blocks in it. Bodies of any size go between
 the socket and the caller's memory, and no byte of them passes through the event loop.
 
-    direct = Direct(limits=..., connections_max=32, context=...)
-    async with await direct.ask(request, proxy=None) as reply:      # the request is sent, the head is here
+    transport = Transport(limits=..., connections_max=32, context=...)
+    async with await transport.ask(request, proxy=None) as reply:      # the request is sent, the head is here
         await reply.readinto(buffer)                                # exactly as many bytes as it holds
 
 Invariants:
@@ -16,9 +16,9 @@ Invariants:
 - Nothing is repeated here. `RetryingStore` repeats, for all clients.
 - After a fork, the child has no threads and shares its sockets with the parent. It forgets both.
 
-`Direct` knows neither S3 nor its signatures. A backend signs the request with its SDK and reads the reply.
+`Transport` knows neither S3 nor its signatures. A backend signs the request with its SDK and reads the reply.
 
-Tests: `tests/cloud/test_direct.py` has one server for each kind of bad reply. All tests of
+Tests: `tests/cloud/test_transport.py` has one server for each kind of bad reply. All tests of
 `tests/cloud/clients.py` run on it as on the other clients.
 """
 
@@ -38,7 +38,7 @@ from offload_cloud.exchange import Connection, Request, Route, TimeLimits
 from offload_cloud.exchange_errors import Cause, ExchangeError
 from offload_cloud.slow import step_seconds
 
-__all__ = ["Direct", "DirectReply"]
+__all__ = ["Transport", "TransportReply"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ IDLE_SECONDS_MAX: Final = 12.0
 """A connection that was idle for longer is closed: servers and firewalls forget it after 15 to 20 seconds."""
 
 
-class Direct:
+class Transport:
     """Exchanges with the servers of one store. It belongs to one event loop."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Direct:
         self._process = os.getpid()
         self._is_open = True
 
-    async def ask(self, request: Request, *, proxy: str | None) -> DirectReply:
+    async def ask(self, request: Request, *, proxy: str | None) -> TransportReply:
         """Send a request, and return its reply when its head has arrived. Raises `ExchangeError`."""
         self._forget_after_fork()
         self._is_open = True
@@ -82,7 +82,7 @@ class Direct:
             self._turns.release()
             raise
         note_first_byte()
-        return DirectReply(self, connection, head.status, joined_headers(head.headers))
+        return TransportReply(self, connection, head.status, joined_headers(head.headers))
 
     async def aclose(self) -> None:
         """Close the idle connections, and let the threads end. Idempotent; a later request opens new ones.
@@ -177,15 +177,17 @@ class Direct:
         self._turns = asyncio.Semaphore(self._connections_max)
 
 
-class DirectReply:
+class TransportReply:
     """The head of a reply, and its body while it arrives. Close it: until then it holds a connection."""
 
-    def __init__(self, direct: Direct, connection: Connection, status: int, headers: dict[str, str]) -> None:
+    def __init__(
+        self, transport: Transport, connection: Connection, status: int, headers: dict[str, str]
+    ) -> None:
         self.status: Final = status
         self.headers: Final = headers
         """The headers, with names in lower case. Values of a repeated header are joined by commas."""
 
-        self._direct = direct
+        self._transport = transport
         self._connection: Connection | None = connection
         self._is_in_step = False
 
@@ -223,16 +225,18 @@ class DirectReply:
         if self._is_in_step and connection.process == os.getpid():  # a child would cut its parent's
             connection.cut()
         else:
-            self._direct.take_back(connection)
+            self._transport.take_back(connection)
 
     async def _step(self, connection: Connection, size_bytes: int, call: Callable[[], T]) -> T:
+        if connection.holds_body:
+            return call()
         self._is_in_step = True
         try:
-            return await self._direct.step(connection, size_bytes, call)
+            return await self._transport.step(connection, size_bytes, call)
         finally:
             self._is_in_step = False
             if self._connection is None:
-                self._direct.take_back(connection)
+                self._transport.take_back(connection)
 
     @property
     def _open(self) -> Connection:
