@@ -22,6 +22,7 @@ class Ledger:
     timestamps_ms: list[int] = field(default_factory=list)
     is_sealed: bool = False
     is_gone: bool = False
+    first_entry: int = 0
 
     def add(self, *entries: bytes, timestamp_ms: int = 1000) -> Ledger:
         """Append entries."""
@@ -41,7 +42,7 @@ class Listed(EntryLedger):
     def __init__(self, ledger: Ledger, *, has_sizes: bool = False, **lies: Any) -> None:
         self.ledger, self.lies, self.has_sizes = ledger, lies, has_sizes
         self.count = len(ledger.entries)
-        self.was_sealed = ledger.is_sealed
+        self.was_sealed, self.began = ledger.is_sealed, ledger.first_entry
         self.reads = list[tuple[int, int]]()
         self.closed = 0
 
@@ -71,6 +72,10 @@ class Listed(EntryLedger):
         return offset
 
     @property
+    def first_entry(self) -> int:
+        return int(self.fact("first_entry", self.began))
+
+    @property
     def leader_epoch(self) -> int | None:
         epoch: int | None = self.fact("leader_epoch", None)
         return epoch
@@ -78,6 +83,7 @@ class Listed(EntryLedger):
     async def entries(self, first: int, last: int, *, size_bytes: int) -> EntryRun:
         if self.ledger.is_gone:
             raise TryAgain(f"ledger {self.ledger_id} is gone")
+        assert first >= self.first_entry, "no deleted entry is asked for"
         self.reads.append((first, last))
         stop, size = first, 0
         while stop <= min(last, self.count - 1) and size < size_bytes:

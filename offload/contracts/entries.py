@@ -7,6 +7,8 @@ is bytes. `entries.ledger` makes a source of such ledgers: each entry becomes on
     ledger 9     entries 0 1            sealed, and later the oldest: 7 was deleted
     ledger 12    entries 0 1 2 ...      open, it grows
 
+A store may also delete the oldest entries of a ledger. The others keep their numbers (`first_entry`).
+
 Entries move in runs: one buffer, and arrays that say where each entry lies in it. There is no object for each
 entry.
 """
@@ -107,12 +109,21 @@ class EntryLedger(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """The sum of the sizes of all entries, 0 to `last_entry`, in bytes."""
+        """The sum of the sizes of all entries, 0 to `last_entry`, in bytes, deleted ones too."""
 
     @property
     @abstractmethod
     def is_sealed(self) -> bool:
         """True if no entry is ever added. Only the last ledger of a stream may be open."""
+
+    @property
+    def first_entry(self) -> int:
+        """The id of the first entry that can still be read: 0, the default, up to one above `last_entry`.
+
+        It never falls. If it is not 0, no entry of an earlier ledger can be read. A snapshot begins there. If
+        the tier does not reach so far, that is a gap. Only a store that keeps `first_offset` may state it.
+        """
+        return 0
 
     @property
     def closed_ms(self) -> int | None:
@@ -144,8 +155,8 @@ class EntryLedger(ABC):
         """Return the entries from `first` to `last`, both included, in one run.
 
         The run may end early, with the entry that brings it to `size_bytes`, so that memory is bounded. It
-        has at least one entry. A store may ignore `size_bytes` and return all of them. `first` is 0 or more,
-        and `last` is `first` to `last_entry`.
+        has at least one entry. A store may ignore `size_bytes` and return all of them. `first` is
+        `first_entry` or more, and `last` is `first` to `last_entry`.
         """
 
     async def sizes(self, first: int, last: int) -> EntrySizes | None:

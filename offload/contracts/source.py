@@ -68,6 +68,7 @@ class Snapshot:
     """Returns the reason why the source does not contain this committed chunk, or None if it does.
 
     For sources that build chunks themselves, and may cut them elsewhere the next time: they compare records.
+    If the snapshot begins within the chunk, they compare those that both have.
     If this is None, the source's chunk at the same offset must have the same leader epoch, timestamp and CRC.
     """
 

@@ -145,7 +145,7 @@ async def check_chunk(stream: str, raw: bytes, snapshot: Snapshot, *, held_by: s
     """Raise `Diverged` unless the source has this chunk, which is `held_by` the tier or a reader."""
     committed = ChunkHeader.decode(raw, where=f"last chunk of stream {stream!r}")
     offset = committed.offset
-    if offset < snapshot.first_offset:
+    if offset < snapshot.first_offset and snapshot.holds is None:
         within = f"within the tier's last chunk, which is at offset {offset}"
         raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}", kind=Divergence.FORK)
     theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)

@@ -20,7 +20,7 @@ from typing import Self
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.entries import EntryLedger
 from offload.contracts.source import Snapshot, SourceStream
-from offload.entries.chunks import Cuts, EntryHandle, read_run
+from offload.entries.chunks import LENGTH_SIZE_BYTES, Cuts, EntryHandle, read_run
 from offload.entries.offsets import (
     ListedLedger,
     NumberedLedger,
@@ -156,7 +156,7 @@ class EntryLedgerStream(SourceStream):
                 for each in numbered
                 for first, stop in _parts(each, committed)
             ],
-            first_offset=numbered[0].begin if numbered else end,
+            first_offset=numbered[0].first_offset if numbered else end,
             next_offset=end,
             epoch=numbered[-1].chunk_epoch if numbered else 0,
             damage=damage,
@@ -171,7 +171,7 @@ class EntryLedgerStream(SourceStream):
 
     def _remember(self, listed: Sequence[ListedLedger], numbering: Numbering) -> None:
         for each in listed:
-            self._seen[each.ledger_id] = SeenLedger(each.count, each.length, each.is_sealed)
+            self._seen[each.ledger_id] = SeenLedger(each.count, each.length, each.is_sealed, each.first_entry)
         # Deleted ledgers are remembered until later ones are committed: they may not have been copied.
         newest = numbering.newest_id or 0
         oldest = min(newest, listed[0].ledger_id) if listed else newest
@@ -185,7 +185,10 @@ class _Comparison:
     ledgers: Sequence[NumberedLedger]
 
     async def reason(self, chunk: bytes) -> str | None:
-        """Return why the ledgers do not have this chunk, or None if they do. See `Snapshot.holds`."""
+        """Return why the ledgers do not have this chunk, or None if they do. See `Snapshot.holds`.
+
+        Records that a ledger has no more are not compared.
+        """
         header = ChunkHeader.decode(chunk, where="a committed chunk")
         ledger = next((each for each in self.ledgers if each.begin <= header.offset < each.next_offset), None)
         if ledger is None:
@@ -195,8 +198,9 @@ class _Comparison:
             return f"ledger {ledger.ledger_id} begins at offset {ledger.begin}, not {header.epoch}"
         if ledger.next_offset < header.next_offset:
             return f"ledger {ledger.ledger_id} ends at offset {ledger.next_offset}, within the chunk"
-        entry, at = header.offset - ledger.begin, header.data_start
-        stop = entry + header.records
+        stop = header.next_offset - ledger.begin
+        entry = max(header.offset - ledger.begin, ledger.first_entry)
+        at = _behind(chunk, header.data_start, entry + header.records - stop)
         while entry < stop:
             run = await read_run(ledger.ledger, entry, stop - 1, size_bytes=len(chunk), where=ledger.where)
             data = await asyncio.to_thread(encode_run, run.data, run.starts, run.ends)
@@ -206,10 +210,17 @@ class _Comparison:
         return None if at == header.trailer_start else f"ledger {ledger.ledger_id} has shorter entries"
 
 
+def _behind(chunk: bytes, at: int, records: int) -> int:
+    """Return where the data behind so many simple entries begins. At a sub-batch, it is beyond the chunk."""
+    for _ in range(records):
+        at += LENGTH_SIZE_BYTES + int.from_bytes(chunk[at : at + LENGTH_SIZE_BYTES], "big")
+    return at
+
+
 def _parts(ledger: NumberedLedger, committed: int) -> list[tuple[int, int]]:
     """Return the ledger's entries as ranges. One begins at the end of what is committed."""
-    at = committed - ledger.begin
-    return [(0, at), (at, ledger.count)] if 0 < at < ledger.count else [(0, ledger.count)]
+    first, at = ledger.first_entry, committed - ledger.begin
+    return [(first, at), (at, ledger.count)] if first < at < ledger.count else [(first, ledger.count)]
 
 
 async def _close(ledgers: Sequence[EntryLedger]) -> None:

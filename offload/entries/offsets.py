@@ -47,18 +47,24 @@ class ListedLedger:
     is_sealed: bool
     first_offset: int | None
     leader_epoch: int | None = None
+    first_entry: int = 0
 
     @classmethod
     def of(cls, ledger: EntryLedger, stream: str) -> ListedLedger:
         """Return the facts of a ledger. Raises `Misuse` for one of the wrong type. Values are not checked."""
         optional = "first_offset", "leader_epoch"
-        numbers = {name: getattr(ledger, name) for name in ("ledger_id", "last_entry", "length", *optional)}
+        numbers = {
+            name: getattr(ledger, name)
+            for name in ("ledger_id", "last_entry", "length", "first_entry", *optional)
+        }
         for name, value in numbers.items():
             is_number = isinstance(value, Integral) and not isinstance(value, bool)
             if not is_number and not (name in optional and value is None):
                 raise Misuse(f"stream {stream!r}: the {name} of a ledger is {value!r}, which is no integer")
         if ledger.leader_epoch is not None and ledger.first_offset is None:
             raise Misuse(f"stream {stream!r}: a ledger with a leader_epoch has a first_offset, too")
+        if ledger.first_entry and ledger.first_offset is None:
+            raise Misuse(f"stream {stream!r}: a ledger with a first_entry has a first_offset, too")
         return cls(
             stream=stream,
             ledger=ledger,
@@ -68,6 +74,7 @@ class ListedLedger:
             is_sealed=ledger.is_sealed,
             first_offset=ledger.first_offset,
             leader_epoch=ledger.leader_epoch,
+            first_entry=ledger.first_entry,
         )
 
     @property
@@ -83,11 +90,12 @@ class SeenLedger:
     count: int
     length: int
     is_sealed: bool
+    first_entry: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedLedger:
-    """A ledger with at least one entry, and the offset of entry 0."""
+    """A ledger with at least one entry that can be read, and the offset of entry 0."""
 
     listed: ListedLedger
     begin: int
@@ -111,6 +119,16 @@ class NumberedLedger:
     def length(self) -> int:
         """The stated size of all entries."""
         return self.listed.length
+
+    @property
+    def first_entry(self) -> int:
+        """The first entry that can be read."""
+        return self.listed.first_entry
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first entry that can be read."""
+        return self.begin + self.first_entry
 
     @property
     def chunk_epoch(self) -> int:
@@ -172,6 +190,7 @@ def _wrong(
         (0 <= each.count <= 2**63, "last entry", "-1 or more, below 2^63", each.count - 1),
         (each.length >= 0, "length", "0 or more", each.length),
         (each.count > 0 or each.length == 0, "length without entries", 0, each.length),
+        (0 <= each.first_entry <= each.count, "first entry", f"0 to {each.count}", each.first_entry),
         (begin is None or 0 <= begin < 2**64, "first offset", "0 or more, below 2^64", begin),
         (0 <= (each.leader_epoch or 0) < 2**64, "leader epoch", "0 or more, below 2^64", each.leader_epoch),
     ]
@@ -179,12 +198,25 @@ def _wrong(
         rules += [
             (before.ledger_id < each.ledger_id, "ledger id", f"above {before.ledger_id}", each.ledger_id),
             (before.is_sealed, "ledger before it", "a sealed one", f"ledger {before.ledger_id}, open"),
+            (
+                each.first_entry == 0 or before.first_entry == before.count,
+                "first entry",
+                f"0, as ledger {before.ledger_id} has entries",
+                each.first_entry,
+            ),
         ]
     if seen is not None:
         rules += [
             (seen.count <= each.count, "entries", f"{seen.count} or more, as before", each.count),
             (
-                not seen.is_sealed or seen == SeenLedger(each.count, each.length, each.is_sealed),
+                seen.first_entry <= each.first_entry,
+                "first entry",
+                f"{seen.first_entry} or more, as before",
+                each.first_entry,
+            ),
+            (
+                not seen.is_sealed
+                or (seen.count, seen.length, True) == (each.count, each.length, each.is_sealed),
                 "sealed ledger",
                 f"{seen.count} entries of {seen.length} bytes, as before",
                 f"{each.count} entries of {each.length} bytes, {'sealed' if each.is_sealed else 'open'}",
@@ -249,7 +281,7 @@ class Numbering:
             if at + each.count >= 2**64:
                 limit = f"offsets below 2^64 from {at} on"
                 raise Corrupt("number of entries", each.where, expected=limit, found=each.count)
-            if each.count:
+            if each.first_entry < each.count:
                 numbered.append(NumberedLedger(each, at))
             at += each.count
         return numbered, self.end if at is None else at

@@ -265,10 +265,8 @@ class LocalSide:
         if snapshot.next_offset < header.next_offset:
             self._refuse_lost(snapshot, delivered)
             return False
-        if snapshot.holds is not None:
-            is_whole = len(delivered.chunk) > CHUNK_HEADER.size_bytes
-            if not is_whole or header.offset < snapshot.first_offset:
-                return False  # there are no whole records to compare
+        if snapshot.holds is not None and len(delivered.chunk) <= CHUNK_HEADER.size_bytes:
+            return False  # there are no records to compare
         try:
             with reading_source():
                 await check_chunk(self.source.name, delivered.chunk, snapshot, held_by="reader")

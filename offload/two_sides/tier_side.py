@@ -144,9 +144,6 @@ class TierSide:
         except Absent as absent:  # it was trimmed and swept meanwhile, or it is damage
             await self.parts[-1].newer_view(self.catalogue.view_of(committed), absent)
             return await self.compare(snapshot)
-        header = ChunkHeader.decode(raw, where=f"last chunk of {committed.stream!r}")
-        if snapshot.holds is not None and header.offset < snapshot.first_offset:
-            return False  # the source has cut its chunks elsewhere, and deleted a part of this one
         with reading_source():
             await check_chunk(committed.stream, raw, snapshot)
         return True

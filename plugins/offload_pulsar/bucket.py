@@ -136,8 +136,10 @@ class PulsarBucket:
         the error says.
         """
         where = f"ledger {ledger.ledger_id}"
-        if not ledger.is_sealed or ledger.last_entry < 0:
-            raise Misuse(f"{where} is empty or open, and only a closed ledger with entries can be offloaded")
+        if not ledger.is_sealed or ledger.last_entry < 0 or ledger.first_entry:
+            raise Misuse(
+                f"{where} is empty or open, or was cut, and only a whole closed one can be offloaded"
+            )
         if metadata is None:
             metadata = LedgerMetadata.of(length=ledger.length, last_entry=ledger.last_entry)
         if (metadata.length, metadata.last_entry) != (ledger.length, ledger.last_entry):
