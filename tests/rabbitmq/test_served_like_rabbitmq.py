@@ -1,12 +1,8 @@
-"""The server beside a real RabbitMQ with the same streams: equal frames, and the same messages by rstream.
-
-`offload restore --files` puts the streams into the broker, as they are on the tier.
-"""
+"""The server beside a real RabbitMQ with the same streams: equal frames, and the same messages by rstream."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -14,12 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from command_line import offload, sync
+from command_line import sync
 from osiris_data import DATA
 from rstream import Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType
-from servers.rabbitmq import RECIPE, rabbitmq
-from servers.scratch import scratch_folder
-from servers.session import REQUIRED
+from served_pair import Ports, served_pair
 from stream_client import (
     CREDIT,
     FIRST,
@@ -33,18 +27,8 @@ from stream_client import (
     at_time,
     text,
 )
-from stream_server import served
 
-CREATE: Final = 13
 STREAMS: Final = ("tiny", "batches")
-Ports = tuple[int, int]
-"""The port of the broker and that of the server."""
-
-
-def declare(port: int) -> None:
-    with RawClient.opened(port) as client:
-        for stream in STREAMS:
-            assert client.ask(CREATE, text(stream) + bytes(4))[:2] == b"\0\1"
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +42,14 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ports(tier: Path) -> Iterator[Ports]:
-    if why := RECIPE.missing():
-        (pytest.fail if os.environ.get(REQUIRED) == "1" else pytest.skip)(f"rabbitmq cannot be run: {why}")
-    with scratch_folder("served") as scratch:
-        with rabbitmq(scratch) as broker:
-            declare(broker.stream_port)
-        for stream in STREAMS:
-            [folder] = broker.streams.glob(f"__{stream}_*")
-            ran = offload("restore", tier, stream, "--files", folder)
-            assert ran.code == 0, ran.text
-        with rabbitmq(scratch) as broker, served(tier) as running:
-            yield broker.stream_port, running.port
+    with served_pair(tier, STREAMS) as ports:
+        yield ports
 
 
 def deliveries(port: int, stream: str, spec: bytes, *, chunks: int) -> list[bytes]:
     """Return the whole frames that a subscription gets until nothing comes for a moment."""
     with RawClient.opened(port) as client:
-        while client.subscribe(stream, spec, credit=chunks, number=3) == 6:  # it is opened after a start
-            pass
+        assert client.subscribe(stream, spec, credit=chunks, number=3) == 1
         found = list[bytes]()
         while not client.is_quiet(0.5):
             found.append(client.receive())
