@@ -351,7 +351,7 @@ class S3Store(ObjectStore, SignsReads):
             return client
 
     async def data_client(self) -> Any:
-        """Return the client that puts bytes of fragments, and does not sign these. Reads need no second one."""
+        """Return the client that puts bytes of fragments and does not sign these. Reads use the other one."""
         client = await self.client()
         async with self._opening:
             if self._files is None:
