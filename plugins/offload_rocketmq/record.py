@@ -101,7 +101,7 @@ class SysFlag(IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldPlaces:
+class FieldSlices:
     """One field of each record: where it begins in the buffer, and its size."""
 
     starts: Integers
@@ -129,9 +129,9 @@ class RecordColumns:
 
     reconsume_times: Integers
     prepared_offset: Integers
-    body: FieldPlaces
-    topic: FieldPlaces
-    properties: FieldPlaces
+    body: FieldSlices
+    topic: FieldSlices
+    properties: FieldSlices
     is_sound: npt.NDArray[np.bool_]
     """True if the record has the size that was expected, a known magic, and parts that fill it exactly."""
 
@@ -162,8 +162,8 @@ class RecordColumns:
         properties_size = _integers(data, properties_at - 2, ">i2")
         sound &= (properties_size >= 0) & (properties_at + properties_size == starts + sizes)
 
-        def places(at: Integers, size_bytes: Integers) -> FieldPlaces:
-            return FieldPlaces(starts=np.where(sound, at, 0), sizes=np.where(sound, size_bytes, 0))
+        def slices(at: Integers, size_bytes: Integers) -> FieldSlices:
+            return FieldSlices(starts=np.where(sound, at, 0), sizes=np.where(sound, size_bytes, 0))
 
         return cls(
             records=records,
@@ -171,19 +171,19 @@ class RecordColumns:
             store_ms=_integers(data, starts + 56 + more_born, ">i8"),
             reconsume_times=_integers(data, starts + 72 + more, ">i4"),
             prepared_offset=_integers(data, starts + 76 + more, ">i8"),
-            body=places(body_at, body_size),
-            topic=places(topic_at, topic_size),
-            properties=places(properties_at, properties_size),
+            body=slices(body_at, body_size),
+            topic=slices(topic_at, topic_size),
+            properties=slices(properties_at, properties_size),
             is_sound=sound,
         )
 
     @cached_property
-    def hosts(self) -> tuple[FieldPlaces, FieldPlaces]:
+    def hosts(self) -> tuple[FieldSlices, FieldSlices]:
         """The born host and the store host of each sound record, each an address and a port."""
-        found, at = list[FieldPlaces](), np.where(self.is_sound, self.records.starts, 0) + 48
+        found, at = list[FieldSlices](), np.where(self.is_sound, self.records.starts, 0) + 48
         for bit in (SysFlag.BORN_HOST_6, SysFlag.STORE_HOST_6):
             sizes = 8 + _HOST_6_MORE * ((self.heads["sys_flag"] & bit) != 0)
-            found.append(FieldPlaces(starts=at, sizes=np.where(self.is_sound, sizes, 0)))
+            found.append(FieldSlices(starts=at, sizes=np.where(self.is_sound, sizes, 0)))
             at = at + sizes + 8  # behind the born host is the store time
         return found[0], found[1]
 
