@@ -321,12 +321,10 @@ class Crossing(Generic[T]):
             self._delivered = replace(last, is_local=False)
 
     def _taken(self, chunk: StoredChunk, side: ReadSide) -> list[T]:
-        """Return what is delivered of a chunk: nothing if all of it was delivered before."""
+        """Return what is delivered of a chunk: nothing if `take` wants nothing of it."""
         if self._side is not side:
             self._side = side
             self._check_epoch(chunk)
-        if chunk.next_offset <= self.place.offset:
-            return []
         taken = self.take(chunk, self.place.offset, side)
         return [] if taken is None else [taken]
 
