@@ -60,6 +60,7 @@ class RawClient:
         login: bytes = b"\0guest\0guest",
         host: str = "/",
         tls: ssl.SSLContext | None = None,
+        frame_max: int | None = None,
     ) -> Self:
         """Connect, log in and open a virtual host."""
         client = cls(port, tls)
@@ -67,7 +68,8 @@ class RawClient:
         client.ask(HANDSHAKE, b"")
         assert client.ask(AUTHENTICATE, text("PLAIN") + struct.pack(">I", len(login)) + login)[:2] == b"\0\1"
         tune = client.take(TUNE)
-        client.send(TUNE, tune[:4] + struct.pack(">I", heartbeat))
+        most = tune[:4] if frame_max is None else struct.pack(">I", frame_max)
+        client.send(TUNE, most + struct.pack(">I", heartbeat))
         client.opened_with = client.ask(OPEN, text(host))
         if versions is not None:
             listed = struct.pack(">I", len(versions)) + b"".join(struct.pack(">HHH", *v) for v in versions)

@@ -45,6 +45,7 @@ class ServedTier:
     ) -> None:
         self._session, self._catalogue, self._source = session, catalogue, source
         self._hold_back_seconds, self._emit = hold_back_seconds, emit or session.emit
+        self._said: set[tuple[str, int]] = set()
 
     async def names(self) -> list[str]:
         """See `ServedStreams.names`."""
@@ -69,6 +70,8 @@ class ServedTier:
                 raise
         else:
             ascending = _ascending(reader.parts)
+            for repeating in reader.parts[len(ascending) :][:1]:
+                self._say(stream, repeating)
             if beside is None or len(ascending) < len(reader.parts):
                 reader.parts = ascending
                 return reader
@@ -82,6 +85,14 @@ class ServedTier:
             env=self._session.env,
             emit=self._emit,
         )
+
+    def _say(self, stream: str, repeating: StreamReader) -> None:
+        """Say once that a stream ends before a part."""
+        if (stream, repeating.part) not in self._said:
+            self._said.add((stream, repeating.part))
+            begin = repeating.manifest.first_offset
+            text = "stream %r ends before part %d, which begins at offset %d again: read it by its own name"
+            _log.warning(text, stream, repeating.part, begin)
 
     async def _in_source(self) -> dict[str, SourceStream]:
         if self._source is None:

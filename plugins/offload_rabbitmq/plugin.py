@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import BrokerType, DecoderType, ListenerType, SourceType, TargetType, hookimpl
+from offload.contracts.plugin import (
+    BrokerType,
+    Command,
+    DecoderType,
+    ListenerType,
+    SourceType,
+    TargetType,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -73,5 +81,17 @@ def offload_listeners() -> Sequence[ListenerType]:
             name="rabbitmq-stream",
             target="offload_rabbitmq.server.listener:open_listener",
             schemes=("rabbitmq-stream", "rabbitmq-stream+tls"),
+        )
+    ]
+
+
+@hookimpl
+def offload_commands() -> Sequence[Command]:
+    """Declare the command `offload users add`."""
+    return [
+        Command(
+            name="users",
+            target="offload_rabbitmq.users_command:app",
+            help="Say who may log in to `offload serve`.",
         )
     ]

@@ -392,7 +392,9 @@ def test_the_streams_of_a_super_stream_are_found_by_their_numbers(named: Served)
 
 
 @pytest.mark.parametrize("step", [0, 5, -2])
-def test_a_name_serves_the_parts_whose_offsets_ascend(tmp_path: Path, step: int) -> None:
+def test_a_name_serves_the_parts_whose_offsets_ascend(
+    tmp_path: Path, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
     place = tmp_path / "tier"
     for body in (b"one", b"two", b"three"):
         asyncio.run(append(place, [body]))
@@ -407,6 +409,8 @@ def test_a_name_serves_the_parts_whose_offsets_ascend(tmp_path: Path, step: int)
         assert first_offsets(client.delivered(1)) == expected[-1:]
         client.subscribe(part, FIRST, number=2)
         assert first_offsets(client.delivered(1)) == [3 + step]
+    said = [each for each in caplog.messages if "ends before part 2, which begins at offset 1 again" in each]
+    assert len(said) == (step < 0)
 
 
 def test_a_part_that_begins_to_repeat_offsets_later_is_not_delivered(
@@ -518,7 +522,9 @@ def test_an_address_that_cannot_be_served_is_refused(url: str, said: str) -> Non
 # Bad input.
 
 
-def test_frames_that_are_mutated_anywhere_leave_a_server_that_answers(server: Served) -> None:
+def test_frames_that_are_mutated_anywhere_leave_a_server_that_answers(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     """Frames of the capture and of these tests, with bytes flipped, cut, repeated and joined."""
     random = Random(SEED)
     print(f"OFFLOAD_SEED={SEED}")
@@ -546,6 +552,7 @@ def test_frames_that_are_mutated_anywhere_leave_a_server_that_answers(server: Se
                 )
                 sent += 1
     survives(server)
+    assert [each for each in caplog.records if each.exc_info] == [], "an error that nobody expected"
 
 
 def survives(server: Served) -> None:

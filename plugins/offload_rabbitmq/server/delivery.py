@@ -102,12 +102,13 @@ class Subscription:
 
         self._failures = 0
         self._last_chunk: asyncio.Future[PartOffset] | None = None
-        self.task: asyncio.Task[None] | None = None
 
-    def start(self, reader: ServedStream, ended: Callable[[Subscription, Exception | None], None]) -> None:
+    def start(
+        self, reader: ServedStream, ended: Callable[[Subscription, Exception | None], None]
+    ) -> asyncio.Task[None]:
         """Begin to deliver. `ended` is called at the end, with the error if there is one."""
         self._counts.subscriptions += 1
-        self.task = asyncio.create_task(self._deliver(reader))
+        self._task = asyncio.create_task(self._deliver(reader))
 
         def settle(task: asyncio.Task[None]) -> None:
             self._counts.subscriptions -= 1
@@ -115,7 +116,12 @@ class Subscription:
                 error = task.exception()
                 ended(self, error if isinstance(error, Exception) else None)
 
-        self.task.add_done_callback(settle)
+        self._task.add_done_callback(settle)
+        return self._task
+
+    def cancel(self) -> None:
+        """End without a word."""
+        self._task.cancel()
 
     def give_credit(self, amount: int) -> None:
         """Allow so many chunks more. A negative amount, and what is beyond the greatest one, do not count."""
@@ -250,5 +256,5 @@ def explain(name: str, error: Exception) -> str:
     if isinstance(error, Corrupt):
         return f"stream {name!r} is damaged, and its consumers are told that it is not available: {error}"
     if isinstance(error, OffloadError):
-        return f"stream {name!r} is not available any more: {error}"
+        return f"stream {name!r} is not available: {error}"
     return f"stream {name!r}: {error!r}"

@@ -1,13 +1,6 @@
-"""The listener of `offload serve` for RabbitMQ's clients: `rabbitmq-stream://HOST:PORT?OPTION=VALUE&…`.
-
-    advertised-host, advertised-port   the address that clients dial, if it is another one than HOST and PORT
-    connections-max                    1,000 by default
-    cert, key                          the files of the certificate, with `rabbitmq-stream+tls`
+"""The listener of `offload serve` for RabbitMQ's clients (`server.options` has its URL).
 
 Clients compare the advertised address with the one in Metadata as text, so both come from here.
-
-Nobody proves who they are, so only loopback addresses listen. The offsets that consumers store are kept in
-memory: clients poll a stored offset until they read it back, so it cannot be dropped.
 """
 
 from __future__ import annotations
@@ -16,96 +9,32 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
 
 from offload.contracts.listener import Listener, ListenerCounts, ServedStreams
 from offload.ground.env import Env
 from offload.ground.errors import Misuse
-from offload.ground.outside import number_outside
 from offload.service.address import listen
-from offload_rabbitmq.server.connection import ServedConnection, ServerState
+from offload_rabbitmq.server.connection import ServedConnection
+from offload_rabbitmq.server.login import LOGIN
 from offload_rabbitmq.server.names import TierNames
-from offload_rabbitmq.stream_frames import Code
-from offload_rabbitmq.stream_place import PORTS, TLS_SCHEME
+from offload_rabbitmq.server.offsets import OffsetsInFile, OffsetsInMemory
+from offload_rabbitmq.server.options import ListenerOptions
+from offload_rabbitmq.server.requests import REQUESTS
+from offload_rabbitmq.server.state import ServerState
+from offload_rabbitmq.server.users import Everybody, UsersInFile
 
-OPTIONS: Final = ("advertised-host", "advertised-port", "cert", "connections-max", "key")
 CONNECTIONS_MAX: Final = 1000
-OFFSETS_MAX: Final = 100_000
 TLS_SECONDS: Final = 10.0
 ACCEPT_AGAIN_SECONDS: Final = 1.0
-PLAIN: Final = "PLAIN"
-ANONYMOUS: Final = "ANONYMOUS"
+COMMANDS: Final = {**LOGIN, **REQUESTS}
 
 _log: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerOptions:
-    """The URL of a listener, in its parts."""
-
-    scheme: str
-    host: str
-    port: int
-    query: Mapping[str, str]
-
-    @classmethod
-    def of(cls, url: str) -> ListenerOptions:
-        """Parse a URL. Raises `Misuse` if it is none of a listener, or has an unknown option."""
-        try:
-            parts = urlsplit(url)
-            port = PORTS[parts.scheme] if parts.port is None else parts.port
-            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        except (ValueError, KeyError) as exc:
-            raise Misuse(f"{url!r} is no address of a listener: use {PORTS_EXAMPLE}") from exc
-        if not parts.hostname or parts.path.strip("/") or parts.fragment:
-            raise Misuse(f"{url!r} is no address of a listener: use {PORTS_EXAMPLE}")
-        query = dict(pairs)
-        for name, value in pairs:
-            if name not in OPTIONS:
-                raise Misuse(f"a listener has no option {name!r}; it has {', '.join(OPTIONS)}")
-            if not value:
-                raise Misuse(f"the option {name!r} of a listener has no value")
-        found = cls(scheme=parts.scheme, host=parts.hostname, port=port, query=query)
-        found.check()
-        return found
-
-    @property
-    def is_tls(self) -> bool:
-        """True if connections are encrypted."""
-        return self.scheme == TLS_SCHEME
-
-    def check(self) -> None:
-        """Raise `Misuse` if the options contradict each other."""
-        for name in ("cert", "key"):
-            if self.is_tls != (name in self.query):
-                needs = "needs" if self.is_tls else "takes no"
-                raise Misuse(f"{self.scheme}:// {needs} option {name!r}")
-        if not _is_loopback(self.host):
-            raise Misuse(f"{self.host} is open to other machines, and nobody logs in: listen on localhost")
-        self.number("advertised-port", 0, 65_535)
-        self.number("connections-max", 0, 1_000_000)
-
-    def number(self, name: str, default: int, most: int) -> int:
-        """Return the value of an option that is a number. Raises `Misuse` if it is none, or too large."""
-        if name not in self.query:
-            return default
-        found = number_outside(self.query[name])
-        if found is None or not 0 < found <= most:
-            raise Misuse(f"{name} is a number from 1 to {most}, not {self.query[name]!r}")
-        return found
-
-
-PORTS_EXAMPLE: Final = "rabbitmq-stream://localhost:5552"
-
-
 def open_listener(url: str, *, env: Env) -> Listener:
-    """Return the listener of a URL. Raises `Misuse` if an option is wrong, or a file cannot be read."""
+    """Return the listener of a URL. Raises `Misuse` if an option is wrong."""
     return StreamListener(ListenerOptions.of(url), env)
 
 
@@ -117,7 +46,12 @@ class StreamListener(Listener):
         self._counts = ListenerCounts()
         self._socket: socket.socket | None = None
         self._tls = _tls_of(options) if options.is_tls else None
-        self._connections_max = options.number("connections-max", CONNECTIONS_MAX, 1_000_000)
+        self._connections_max = options.number("connections-max", CONNECTIONS_MAX)
+        self._beginning: set[ServedConnection] = set()
+        """Those whose TLS handshake goes on."""
+
+        self._logins: Everybody | UsersInFile = Everybody()
+        self._offsets = OffsetsInMemory()
 
     @property
     def url(self) -> str:
@@ -135,14 +69,22 @@ class StreamListener(Listener):
         return self._options.port if self._socket is None else int(self._socket.getsockname()[1])
 
     def listen(self) -> None:
-        """See `Listener.listen`."""
+        """Take the files, and then the port. Raises `Misuse` if one of them is wrong, or is in use."""
+        query, problems = self._options.query, self._counts.problems
+        if "users" in query:
+            self._logins = UsersInFile(query["users"], self._env, problems)
+        if "offsets" in query:
+            self._offsets = OffsetsInFile(query["offsets"], self._env, problems)
         self._socket = listen(self._options.host, self._options.port)
+        if not self._options.is_loopback and not self._options.is_tls:
+            _log.warning("passwords come to %s in the clear: rabbitmq-stream+tls encrypts them", self.url)
 
     async def serve(self, streams: ServedStreams, stopping: asyncio.Event) -> None:
         """See `Listener.serve`."""
         shared = self._shared(streams)
         accepting = asyncio.create_task(self._accept(shared))
         stopped = asyncio.create_task(stopping.wait())
+        shared.keep(asyncio.create_task(self._offsets.keep()))
         try:
             await asyncio.wait([accepting, stopped], return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():
@@ -164,17 +106,20 @@ class StreamListener(Listener):
         """See `Listener.aclose`."""
         if self._socket is not None:
             self._socket.close()
+        self._logins.close()
+        offsets, self._offsets = self._offsets, OffsetsInMemory()
+        await offsets.aclose()
 
     def _shared(self, streams: ServedStreams) -> ServerState:
         query = self._options.query
         return ServerState(
             streams=streams,
             names=TierNames(streams, self._env),
-            logins=Everybody(),
-            offsets=OffsetsInMemory(),
+            logins=self._logins,
+            offsets=self._offsets,
             advertised=(
                 query.get("advertised-host", self._options.host),
-                self._options.number("advertised-port", self._port, 65_535),
+                self._options.number("advertised-port", self._port),
             ),
             counts=self._counts,
             env=self._env,
@@ -190,56 +135,30 @@ class StreamListener(Listener):
                 _log.error("no connection can be accepted for now: %s", error)
                 await self._env.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            if len(shared.connections) >= self._connections_max:
+            if len(shared.connections | self._beginning) >= self._connections_max:
                 self._counts.refused += 1
                 peer.close()
                 continue
-            task = asyncio.create_task(self._begin(shared, peer, f"{address[0]}:{address[1]}"))
-            shared.tasks.add(task)
-            task.add_done_callback(shared.tasks.discard)
+            plain = None if self._tls else peer
+            made = ServedConnection(shared, *address[:2], plain=plain, commands=COMMANDS)
+            self._beginning.add(made)
+            shared.keep(asyncio.create_task(self._begin(made, peer)))
 
-    async def _begin(self, shared: ServerState, peer: socket.socket, name: str) -> None:
+    async def _begin(self, made: ServedConnection, peer: socket.socket) -> None:
         # OSError: the peer is gone already, or is none that speaks TLS.
-        with suppress(OSError):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ServedConnection(shared, name, None if self._tls else peer),
-                peer,
-                ssl=self._tls,
-                ssl_handshake_timeout=TLS_SECONDS if self._tls else None,
-            )
-
-
-class Everybody:
-    """Lets everybody in who speaks one of the mechanisms."""
-
-    mechanisms: Sequence[str] = (PLAIN, ANONYMOUS)
-
-    async def may_enter(self, mechanism: str, data: bytes | None) -> Code:
-        """Return `OK`, or the code for a mechanism or for data that is wrong."""
-        if mechanism not in self.mechanisms:
-            return Code.NO_MECHANISM
-        if mechanism == PLAIN and (data or b"").count(b"\0") != 2:
-            return Code.SASL_ERROR
-        return Code.OK
-
-
-class OffsetsInMemory:
-    """The offsets that consumers stored since the process began, those of `OFFSETS_MAX` pairs at most."""
-
-    def __init__(self) -> None:
-        self._offsets: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def store(self, stream: str, reference: str, offset: int) -> None:
-        """Remember an offset. The pair that was stored the longest ago makes room."""
-        self._offsets[stream, reference] = offset
-        self._offsets.move_to_end((stream, reference))
-        if len(self._offsets) > OFFSETS_MAX:
-            self._offsets.popitem(last=False)
-
-    def query(self, stream: str, reference: str) -> int | None:
-        """Return the offset that was stored last."""
-        return self._offsets.get((stream, reference))
+        try:
+            with suppress(OSError):
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # A client without heartbeats whose machine is gone would be kept for ever.
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: made,
+                    peer,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=TLS_SECONDS if self._tls else None,
+                )
+        finally:
+            self._beginning.discard(made)
 
 
 def _tls_of(options: ListenerOptions) -> ssl.SSLContext:
@@ -249,10 +168,3 @@ def _tls_of(options: ListenerOptions) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise Misuse(f"the certificate cannot be used: {error}") from error
     return context
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -19,7 +19,7 @@ from typing import Final
 
 from offload.contracts.listener import ServedStreams
 from offload.ground.env import Env
-from offload.ground.errors import NotOffloaded
+from offload.ground.errors import NotOffloaded, OffloadError
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """The age of a list of names. Each client asks several times while it connects."""
@@ -38,7 +38,10 @@ class TierNames:
         self._names: frozenset[str] = frozenset()
 
     async def resolve(self, virtual_host: str, name: str) -> str:
-        """Return the name on the tier. Raises `NotOffloaded` if there is none."""
+        """Return the name on the tier.
+
+        Raises `NotOffloaded` if there is none, and `OffloadError` if two streams are equally new.
+        """
         names = await self._known()
         if name in names:
             return name
@@ -50,7 +53,11 @@ class TierNames:
         ]
         if not name or not lives:
             raise NotOffloaded(f"there is no stream {name[:NAME_SIZE_BYTES_MAX]!r}")
-        return max(lives)[1]
+        newest = max(lives)[0]
+        found = sorted(each for number, each in lives if number == newest)
+        if len(found) > 1:
+            raise OffloadError(f"it may be one of {', '.join(found)}: read each by its full name")
+        return found[0]
 
     async def partitions(self, virtual_host: str, name: str) -> Sequence[str]:
         """Return the streams of a super stream, in order. Raises `NotOffloaded` if there is none."""

@@ -1,1 +1,0 @@
-"""Derived indexes: they find the records of a stream by terms, and are never the truth."""
