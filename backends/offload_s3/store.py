@@ -351,7 +351,7 @@ class S3Store(ObjectStore, SignsReads):
             return client
 
     async def data_client(self) -> Any:
-        """Return the client that moves bytes of fragments, and does not sign these."""
+        """Return the client that puts bytes of fragments and does not sign these. Reads use the other one."""
         client = await self.client()
         async with self._opening:
             if self._files is None:
@@ -410,7 +410,7 @@ class S3Store(ObjectStore, SignsReads):
 
     async def _range_reply(self, key: str, span: Span) -> RangeReply | None:
         """Send one GET for a span, and return its reply while the body is on its way."""
-        client, where = await self.data_client(), f"{self.url}: {key!r}"
+        client, where = await self.client(), f"{self.url}: {key!r}"
         try:
             with safely_parsed(where):
                 reply = await client.get_object(
@@ -434,7 +434,7 @@ class S3Store(ObjectStore, SignsReads):
         )
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
-        client = await self.data_client()
+        client = await self.client()
         with safely_parsed(f"{self.url}: {request['Key']!r}"):
             reply = await client.get_object(**request)
         # `explain` awaits this method, the body included. So a connection that breaks in the middle of the

@@ -1,0 +1,205 @@
+"""Terms: the bytes by which an index finds records, and the SPEC that says where they are in a record.
+
+    DECODER:PATH[,PATH]     such as `amqp:properties.message_id` or `rocketmq:keys`
+
+    PATH            has these terms
+    key             the record's key
+    SECTION         a section of the decoder
+    SECTION.FIELD   a field of a section that is an object. All behind the first dot is its name
+    body.FIELD      a field of a body that is a JSON object
+
+A text is its UTF-8 bytes as a term. A number or a boolean is its JSON text, as the document has it: `1.0` and
+`1` differ. A list has one term for each element. Absent, null and empty values, objects and lists in lists
+have none. If a record holds several messages, it has the terms of each, as `Decoder.messages` returns them.
+
+JSON is what `json.loads` reads: of equal fields the last one counts. A document that it cannot read, or that
+is nested deeper than Python's limit of recursion, has no terms, and a text with half a surrogate pair has
+none. `msgspec` finds the fields of nearly every document, and `json` reads what it refuses. `pyarrow.json`
+would need all values of a field to have one type, and changes numbers.
+
+Invariant: the same bytes have the same terms in every process, under one `TERM_RULES_VERSION`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+from types import NoneType
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from offload.contracts.decoder import Decoded, Decoder
+from offload.ground.errors import Misuse
+from offload.model.record_columns import ByteColumn, RecordBytes
+
+__all__ = ["TERM_RULES_VERSION", "Spec", "Terms", "hashes"]
+
+TERM_RULES_VERSION: Final = 1
+"""It changes if a record can have other terms than before. Indexes of other versions are not used."""
+
+SPEC_SIZE_BYTES_MAX: Final = 200
+"""The key of an index object has the SPEC, escaped."""
+
+_SPEC: Final = re.compile(r"([A-Za-z0-9_.-]+):([^\x00-\x1f\x22\x5c\x7f\ud800-\udfff]+)")
+_PATH: Final = re.compile(r"(?!body$|key\.)[^.]+(?:\..+)?")
+_KEY, _BODY = "key", "body"
+_BLOCK_SIZE_BYTES: Final = 16 * 2**20
+"""Messages are kept until they have so many bytes of JSON, and are then searched by columns."""
+
+_JSON: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+_SCALARS: Final = frozenset(bytes([first]) for first in b"-0123456789tf")
+"""The first bytes of numbers and booleans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of some records, in no order."""
+
+    rows: npt.NDArray[np.uint32]
+    """The number of each term's record among these records."""
+    values: ByteColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Where the terms of a stream's records are. Its text has each path once, in order."""
+
+    decoder: str
+    """The name of a decoder that a plugin declares."""
+    paths: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Return the SPEC that a person wrote. Raises `Misuse` if it has another form."""
+        found = _SPEC.fullmatch(text) if len(text) <= SPEC_SIZE_BYTES_MAX else None
+        paths = found[2].split(",") if found else []
+        if not found or len(text.encode()) > SPEC_SIZE_BYTES_MAX or not all(map(_PATH.fullmatch, paths)):
+            expected = "expected DECODER:PATH[,PATH], such as amqp:properties.message_id"
+            raise Misuse(f"{text[:SPEC_SIZE_BYTES_MAX]!r} is no SPEC of an index: {expected}")
+        return cls(found[1], tuple(sorted({*paths})))
+
+    def __str__(self) -> str:
+        return f"{self.decoder}:{','.join(self.paths)}"
+
+    def terms(self, decoder: Decoder, records: RecordBytes) -> Terms:
+        """Return the terms of these records, of which there are fewer than 2^32.
+
+        Raises `Misuse` if `decoder` has no such section.
+        """
+        places = [path.partition(".")[::2] for path in self.paths]
+        heads = [*dict.fromkeys(head for head, _ in places)]
+        self._check(decoder, heads)
+        rows, values = list[int](), list[bytes]()
+        for numbers, columns in _blocks(decoder, records, heads):
+            for head, field in places:
+                found = columns[head].to_list() if head == _KEY else _texts(columns[head], field)
+                for number, text in zip(numbers, found, strict=True):
+                    if type(text) is list:
+                        rows += [number] * len(text)
+                        values += text
+                    elif text:
+                        rows.append(number)
+                        values.append(text)
+        return Terms(np.array(rows, np.uint32), ByteColumn.of(values))
+
+    def _check(self, decoder: Decoder, heads: Sequence[str]) -> None:
+        _, sample = next(iter(decoder.messages([b""])))
+        unknown = {*heads} - {*sample.sections, _KEY, _BODY}
+        if unknown:
+            known = ", ".join(dict.fromkeys([_KEY, *sample.sections, "body.FIELD"]))
+            raise Misuse(f"{self}: decoder {self.decoder} has no {min(unknown)!r}. It has {known}")
+
+
+def hashes(values: ByteColumn) -> npt.NDArray[np.uint64]:
+    """Return XXH64 of each value, with seed 0."""
+    listed: list[Any] = values.to_list()
+    return np.fromiter(map(xxhash.xxh64_intdigest, listed), np.uint64, len(listed))
+
+
+def _blocks(
+    decoder: Decoder, records: RecordBytes, heads: Sequence[str]
+) -> Iterator[tuple[Sequence[int], Mapping[str, Any]]]:
+    """Yield columns of records, or of messages, with the number of the record of each row."""
+    if not decoder.holds_several:
+        yield range(len(records)), decoder.columns(records, heads)
+        return
+    numbers, rows, size = list[int](), list[list[bytes]](), 0
+    for number, message in chain(decoder.messages(records.to_list()), [(-1, None)]):
+        if rows and (message is None or size > _BLOCK_SIZE_BYTES):
+            yield numbers, dict(zip(heads, map(ByteColumn.of, zip(*rows, strict=True)), strict=True))
+            numbers, rows, size = [], [], 0
+        if message is not None:
+            numbers.append(number)
+            rows.append([_of_message(message, head) for head in heads])
+            size += sum(map(len, rows[-1]))
+
+
+def _of_message(message: Decoded, head: str) -> bytes:
+    """Return what `Decoder.columns` would have of a message. A key that is None is empty."""
+    value = message.value if head == _BODY else message.sections.get(head)
+    if head not in (_KEY, _BODY) or not isinstance(value, (bytes, str, NoneType)):
+        return json.dumps(value, ensure_ascii=False).encode()
+    return value.encode() if isinstance(value, str) else value or b""
+
+
+def _texts(column: ByteColumn, field: str) -> Iterator[bytes | list[bytes]]:
+    """Yield the terms in each JSON document, or in a field of it."""
+    decoder, raw, edges = _decoder(field), column.data.tobytes(), column.offsets.tolist()
+    is_ascii = raw.isascii()
+    for start, end in pairwise(edges):
+        document = raw[start:end]
+        try:
+            if not is_ascii:  # msgspec accepts any bytes in texts
+                document.decode()
+            found = decoder.decode(document)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            yield _listed(_read(document, field))
+            continue
+        text = bytes(found.value if field else found)
+        first = text[:1]
+        if first == b'"' and b"\\" not in text:
+            yield text[1:-1]
+        elif first in _SCALARS:
+            yield text
+        else:
+            yield _listed(_read(text)) if first in (b'"', b"[") else b""
+
+
+@lru_cache(maxsize=64)
+def _decoder(field: str) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of JSON that keeps the text of a field, or of the whole document."""
+    if not field:
+        return msgspec.json.Decoder(msgspec.Raw)
+    member = "value", msgspec.Raw, msgspec.Raw()
+    return msgspec.json.Decoder(msgspec.defstruct("Document", [member], rename={"value": field}, gc=False))
+
+
+def _read(document: bytes, field: str = "") -> Any:
+    """Return the value of a document or of its field: a number as text, and None if it cannot be read."""
+    try:
+        value = _JSON.decode(document.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not field:
+        return value
+    return value.get(field) if isinstance(value, dict) else None
+
+
+def _listed(value: Any) -> list[bytes]:
+    """Return the terms of a value as `_read` returns it."""
+    found = list[bytes]()
+    for each in value if isinstance(value, list) else [value]:
+        text = {True: "true", False: "false"}[each] if isinstance(each, bool) else each
+        if isinstance(text, str) and text:
+            with suppress(UnicodeEncodeError):  # half a surrogate pair
+                found.append(text.encode())
+    return found
