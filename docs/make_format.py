@@ -19,7 +19,7 @@ from uuid import UUID
 from offload.formats.anchor import KeyObject, StreamAnchor, TierAnchor
 from offload.formats.blocks import BLOCK_SIZE_BYTES
 from offload.formats.fragment_trailer import CHUNKS_MAX, TRAILER
-from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
+from offload.formats.keys import TIER_ANCHOR, IndexName, StreamKeys, escape
 from offload.formats.sealing import TAG_SIZE_BYTES
 from offload.model.entry import EntryKind
 from offload.model.part import StreamPart
@@ -65,6 +65,12 @@ def _keys() -> str:
     return "\n".join((TIER_ANCHOR, keys.anchor, fragment, root, group, *copies))
 
 
+def _index() -> str:
+    keys = StreamKeys("orders")
+    folder = keys.index_folder("amqp:properties.message_id", 1)
+    return keys.index(IndexName(folder, 1234, 5678, 17, INCARNATION, GROUP))
+
+
 def _key_object() -> str:
     made = KeyObject(
         stream="orders",
@@ -92,6 +98,7 @@ EXAMPLES: Final = {
     "chunks_max": f"{CHUNKS_MAX:,}",
     "keys": _keys(),
     "escapes": _escapes(),
+    "index": _index(),
     "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
     "compressed_tier_anchor": TierAnchor(compression="zstd:3").encode().decode().rstrip("\n"),
     "key_object": _key_object(),

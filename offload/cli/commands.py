@@ -21,6 +21,7 @@ HELP: Final = {
     "gaps": "List the records that the source deleted before TIER had them. Reads no data.",
     "read": "Print the messages of STREAM. "
     "Tracking records are never printed, and --limit does not count them.",
+    "find": "Print the messages of STREAM that have a TERM, such as a message id. STREAM may be a glob.",
     "export": "Write STREAM to FOLDER as files of Parquet or Arrow. A later run adds only what is new.",
     "serve": "Serve the streams of TIER to the clients of a broker, until the process is stopped.",
     "restore": "Put the data of STREAM back into a broker. If it is killed, run the same command again.",
@@ -35,6 +36,7 @@ HELP: Final = {
     "sweep": "Delete objects that no manifest in TIER references: "
     "crashed uploads, trimmed data, deleted streams.",
     "compact": "Merge neighbouring small fragments in TIER. `offload sweep` frees the space of the old ones.",
+    "index": "Index STREAM by a key of its messages, so that `offload find` need not read all of them.",
     "copy": "Copy committed data from SOURCE_TIER to TARGET_TIER. A later run copies only what is new.",
     "check": "Test the store behind TIER: permissions, conditional writes, listing. "
     "Suggest fixes for failures.",
@@ -48,11 +50,11 @@ HELP: Final = {
 GROUPS: Final = {
     "Commands that copy to a tier": ("demo", "sync", "run", "ctl", "status"),
     "Commands that look into a tier and read it": (
-        "ls", "inspect", "gaps", "read", "export", "serve", "restore",
+        "ls", "inspect", "gaps", "read", "find", "export", "serve", "restore",
     ),
     "Commands that verify and repair": ("verify", "repair"),
     "Commands that keep a tier in order": (
-        "trim", "delete", "shred", "rotate", "abandon", "sweep", "compact", "copy",
+        "trim", "delete", "shred", "rotate", "abandon", "sweep", "compact", "index", "copy",
     ),
     "Commands about stores, losses, pages and plugins": ("check", "rebuild", "help", "plugins"),
 }  # fmt: skip

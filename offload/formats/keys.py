@@ -11,10 +11,15 @@ tier.verified                                                  how far a verify 
 <stream, escaped>/metadata/sweep.<milliseconds>.<uid>.sighting     a sighting of a sweep, with its time
 <stream, escaped>/keys/<incarnation>.<uid>.<generation>.key    a key of the stream in that life, wrapped
 <stream, escaped>/keys/<incarnation>.<uid>.<generation>.copy   the second copy of that object
+<stream, escaped>/index/<SPEC, escaped>.<rules>/<name>.index   an index object
 ```
 
 A companion is an object that some program made for a fragment, perhaps later, such as an index by key. Its
 name has at most 8 characters. It lives and dies with its fragment, also if nobody here knows its name.
+
+An index object's name is `<first>.<next>.<root>.<incarnation>.<uid>`. It covers the offsets from `<first>` to
+before `<next>`, and was made on the root of version `<root>`. Its SPEC is escaped like a stream's name. The
+number `<rules>`, without leading zeros, is the version of the rules by which records give terms.
 
 Numbers have 20 decimal digits. Kilo-groups end in `.kgroup`, mega-groups in `.mgroup`.
 
@@ -31,13 +36,13 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
 from offload.ground.errors import Misuse
 
-__all__ = ["TIER_ANCHOR", "VERIFY_NOTES", "StreamKeys", "escape", "is_name"]
+__all__ = ["TIER_ANCHOR", "VERIFY_NOTES", "IndexName", "StreamKeys", "escape", "is_name"]
 
 
 TIER_PREFIX: Final = "tier."
@@ -68,6 +73,13 @@ _ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
 _SIGHTING: Final = re.compile(
     r"metadata/sweep\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.sighting"
 )
+_INDEX: Final = re.compile(
+    r"index/([A-Za-z0-9_%-]{1,200})\.([1-9][0-9]{0,8})/([0-9]{20})\.([0-9]{20})\.([0-9]{20})"
+    r"\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.index"
+)
+INDEX_RECORDS_MAX: Final = 2**32
+"""The most offsets that an index object covers: its rows have 32 bits for an offset."""
+
 _ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
 
 
@@ -103,6 +115,24 @@ def unescape(part: str) -> str | None:
         return stream if escape(stream) == part else None
     except (UnicodeDecodeError, Misuse):
         return None
+
+
+class IndexName(NamedTuple):
+    """The name of an index object. Names in order are in the order of their keys."""
+
+    folder: str
+    """The escaped SPEC and the version of the term rules, as `StreamKeys.index_folder` joins them."""
+    first_offset: int
+    next_offset: int
+    version: int
+    """The version of the root on which it was made."""
+    incarnation: UUID
+    uid: UUID
+
+    @property
+    def records(self) -> int:
+        """The number of offsets that it covers."""
+        return self.next_offset - self.first_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +190,33 @@ class StreamKeys:
     def group(self, first_offset: int, version: int, uid: UUID, kind: int) -> str:
         """Return the key of a group that is made for the root of `version`. `kind` is 1 to 3."""
         return f"{self.groups}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
+
+    @property
+    def indexes(self) -> str:
+        """The prefix of the keys of all index objects."""
+        return self.prefix + "index/"
+
+    def index_folder(self, spec: str, rules: int) -> str:
+        """Return the folder of the index objects for a SPEC under a version of the term rules."""
+        return f"{escape(spec)}.{rules}"
+
+    def index(self, name: IndexName) -> str:
+        """Return the key of an index object."""
+        folder, first, following, version, incarnation, uid = name
+        return (
+            f"{self.indexes}{folder}/{first:020d}.{following:020d}.{version:020d}.{incarnation}.{uid}.index"
+        )
+
+    def parse_index(self, key: str) -> IndexName | None:
+        """Return the name, or None if no index object of this stream can have this key."""
+        match = self._parsed(_INDEX, key)
+        if match is None:
+            return None
+        spec, rules, first, following, version, incarnation, uid = match.groups()
+        name = IndexName(
+            f"{spec}.{rules}", int(first), int(following), int(version), UUID(incarnation), UUID(uid)
+        )
+        return name if 0 < name.records <= INDEX_RECORDS_MAX else None
 
     @property
     def stream_keys(self) -> str:
@@ -231,9 +288,13 @@ class StreamKeys:
         None if it does not match, or a number exceeds 64 bits.
         """
         match = pattern.fullmatch(key, len(self.prefix)) if key.startswith(self.prefix) else None
-        if match is None or any(len(part) == 20 and int(part) >= 2**64 for part in match.groups()):
+        if match is None or any(_exceeds_64_bits(part) for part in match.groups()):
             return None
         return match
+
+
+def _exceeds_64_bits(part: str) -> bool:
+    return len(part) == 20 and part.isdigit() and int(part) >= 2**64
 
 
 def looks_escaped(part: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_rabbitmq.decoder import AmqpDecoder
 
-from offload.cli import read
+from offload.cli.kit import message_output
 from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.contracts.decoder import Decoded, Decoder
 from offload.formats.records import RecordRun
@@ -122,11 +122,11 @@ def test_messages_of_one_record_have_its_offset() -> None:
 @pytest.mark.parametrize("most", [None, 0, 1, 11, 60])
 def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the sizes of runs are, and whichever part they are of, all lines come once and in order."""
-    monkeypatch.setattr(read, "PRINTED_ROWS_MAX", 10)
-    monkeypatch.setattr(read, "PRINTED_SIZE_BYTES_MAX", 40)
+    monkeypatch.setattr(message_output, "PRINTED_ROWS_MAX", 10)
+    monkeypatch.setattr(message_output, "PRINTED_SIZE_BYTES_MAX", 40)
     written = list[bytes]()
-    monkeypatch.setattr(read, "write_bytes", lambda data: written.append(bytes(data)))
-    output = read._Output(Format.BODY, None, None)
+    monkeypatch.setattr(message_output, "write_bytes", lambda data: written.append(bytes(data)))
+    output = message_output.MessageOutput(Format.BODY, None)
     bodies = [[b"%d" % number for number in range(first, first + 25)] for first in (0, 25)]
     bodies.append([b"x" * 100, b"", b"y"])
     runs = [PartRun(1 + number, run_of(each)) for number, each in enumerate(bodies)]
@@ -145,8 +145,8 @@ def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest
 
 
 def test_an_interrupted_read_is_resumed_behind_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "write_bytes", lambda data: None)
-    output = read._Output(Format.BODY, None, None)
+    monkeypatch.setattr(message_output, "write_bytes", lambda data: None)
+    output = message_output.MessageOutput(Format.BODY, None)
 
     output.write(PartRun(1, run_of([b"a", b"b"], offset=5)), None)
     assert output.so_far() == "no message was printed"

@@ -12,14 +12,15 @@ from typing import Final
 import pytest
 from simulation.history import simulate
 
+from mutants.indexes import INDEXES
 from mutants.mutant import Mutant
 from mutants.owners import OWNERS
 from mutants.protocol import PROTOCOL
 from mutants.tier import TIER
 
-__all__ = ["MUTANTS", "OWNERS", "PROTOCOL", "REPLAYED", "SIMULATED", "live_through"]
+__all__ = ["INDEXES", "MUTANTS", "OWNERS", "PROTOCOL", "REPLAYED", "SIMULATED", "live_through"]
 
-MUTANTS: Final[dict[str, Mutant]] = {**PROTOCOL, **TIER, **OWNERS}
+MUTANTS: Final[dict[str, Mutant]] = {**PROTOCOL, **TIER, **OWNERS, **INDEXES}
 
 SIMULATED: Final = {name: mutant for name, mutant in MUTANTS.items() if mutant.seed is not None}
 """Those that a seed finds."""

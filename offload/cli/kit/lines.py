@@ -33,8 +33,15 @@ class Format(StrEnum):
 Render = Callable[[PartRun], Bytes]
 
 
-def renderer(format: Format, decoder: Decoder | None) -> Render:  # noqa: A002 - the name of the option
-    """Return the function that formats records, each of which is one message."""
+def renderer(
+    format: Format,  # noqa: A002 - the name of the option
+    decoder: Decoder | None,
+    stream: str | None = None,
+) -> Render:
+    """Return the function that formats records, each of which is one message.
+
+    With a `stream`, a line of JSON begins with its name.
+    """
     match format:
         case Format.RAW:
             return _raw
@@ -42,12 +49,13 @@ def renderer(format: Format, decoder: Decoder | None) -> Render:  # noqa: A002 -
             return lambda printed: _bodies(printed, decoder)
         case Format.JSONL:
             sections = [*decoder.decode([b""])[0].sections] if decoder is not None else []
-            return lambda printed: _jsonl(printed, decoder, sections)
+            return lambda printed: _jsonl(printed, decoder, sections, _head(stream))
 
 
 def message_lines(
     format: Format,  # noqa: A002 - as above
     decoder: Decoder | None,
+    stream: str | None = None,
 ) -> Callable[[PartRun], Iterator[bytes]] | None:
     """Return the function that formats messages one by one, if a record may hold several of them.
 
@@ -60,8 +68,9 @@ def message_lines(
         return lambda printed: (
             _body(decoded.value) + b"\n" for _, decoded in messages(_records(printed).to_list())
         )
+    head = _head(stream)
     return lambda printed: (
-        _line(printed, number, decoded.value, decoded.sections)
+        head + _line(printed, number, decoded.value, decoded.sections)
         for number, decoded in messages(_records(printed).to_list())
     )
 
@@ -77,7 +86,11 @@ def _line(printed: PartRun, number: int, value: Any, sections: Any) -> bytes:
     offset, timestamp_ms = int(printed.run.offsets[number]), int(printed.run.timestamps_ms[number])
     middle = f'{_part(printed)},"timestamp":"{iso_of(timestamp_ms)}","value":'
     tail = "".join(f',"{name}":{value_text(section)}' for name, section in sections.items())
-    return f'{{"offset":{offset}{middle}{value_text(value)}{tail}}}\n'.encode()
+    return f"{offset}{middle}{value_text(value)}{tail}}}\n".encode()
+
+
+def _head(stream: str | None) -> bytes:
+    return b'{"offset":' if stream is None else f'{{"stream":{value_text(stream)},"offset":'.encode()
 
 
 def _part(printed: PartRun) -> str:
@@ -101,7 +114,7 @@ def _bodies(printed: PartRun, decoder: Decoder | None) -> Bytes:
     return column_of([bodies, b"\n"], len(records)).data
 
 
-def _jsonl(printed: PartRun, decoder: Decoder | None, sections: list[str]) -> Bytes:
+def _jsonl(printed: PartRun, decoder: Decoder | None, sections: list[str], head: bytes) -> Bytes:
     records, run = _records(printed), printed.run
     if decoder is None:
         values, tails = json_strings(_values(records)), list[RowPiece]()
@@ -112,7 +125,7 @@ def _jsonl(printed: PartRun, decoder: Decoder | None, sections: list[str]) -> By
         values = column
         tails = [piece for name in sections for piece in (f',"{name}":'.encode(), _pool(found[name]))]
     pieces: list[RowPiece] = [
-        b'{"offset":',
+        head,
         integer_texts(run.offsets),
         f'{_part(printed)},"timestamp":"'.encode(),
         timestamp_texts(run.timestamps_ms),

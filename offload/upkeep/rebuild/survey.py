@@ -1,6 +1,7 @@
 """A survey of everything under a stream's prefix, as far as a rebuild needs it.
 
-It reads the tail of each fragment, the names of roots and groups, and whole sightings and key objects.
+It reads the tail of each fragment, the names of roots, groups and index objects, and whole sightings and key
+objects.
 
 Invariant: `number` is at least as high as every root number that any object mentions. So a root above it is
 the newest, and it makes the notes of earlier sweeps void (`upkeep.sweep.notes`).
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 from offload.commit.log import RootLog
 from offload.commit.rebuild import NUMBER_MAX
@@ -103,6 +105,9 @@ class Survey:
     newest_group: tuple[int, str] = (0, "")
     """The highest root number that a group was made for, and the key of that group."""
 
+    newest_indexes: dict[UUID, tuple[int, str]] = field(default_factory=dict)
+    """The highest root number on which an index object was made, and its key, for each life of the stream."""
+
     @property
     def epoch(self) -> int:
         """The highest epoch that any fragment mentions."""
@@ -113,10 +118,14 @@ class Survey:
 
         A group's name does not mention its incarnation, so any group counts.
         """
-        return loss_shown_by_group(log, self.newest_group[1], newest) is not None or any(
-            loss_shown_by_base(log, key, each.base_version, newest) is not None
+        bases = [
+            (each.base_version, key)
             for key, each in self.found.items()
             if each.incarnation == newest.incarnation
+        ]
+        bases.append(self.newest_indexes.get(newest.incarnation, (0, "")))
+        return loss_shown_by_group(log, self.newest_group[1], newest) is not None or any(
+            loss_shown_by_base(log, key, version, newest) is not None for version, key in bases
         )
 
     async def look(self) -> None:
@@ -137,6 +146,12 @@ class Survey:
             if group is not None:
                 self._mentions(group[1], listed.key)
                 self.newest_group = max(self.newest_group, (group[1], listed.key))
+        async for listed in self.store.list(self.keys.indexes):
+            if (index := self.keys.parse_index(listed.key)) is not None:
+                self._mentions(index.version, listed.key)
+                self.newest_indexes[index.incarnation] = max(
+                    self.newest_indexes.get(index.incarnation, (0, "")), (index.version, listed.key)
+                )
         async for listed in self.store.list(self.keys.sightings):
             if self.keys.parse_sighting(listed.key):
                 self._mentions(await self._version_of(listed), listed.key)

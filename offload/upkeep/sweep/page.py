@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from offload.commit.log import RootLog
 from offload.contracts.store import Listed
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import IndexName, StreamKeys
 from offload.formats.sighting import KEY_KIND, ROOT_KIND, SIGHTING_ROW, SightingRows, as_bytes
 from offload.ground.errors import Corrupt, NotFound, UnsupportedFormat
+from offload.index.rules import WhyUnused, judged
 from offload.model.entry import Entries, EntryKind
 from offload.model.manifest import Manifest, StreamState
 from offload.model.position import OFFSET_MAX
@@ -51,6 +52,7 @@ class Why(StrEnum):
     KEY = "a key of the stream"
     OWN_KEY = "its own master key still exists; `offload shred` destroys both"
     NEWER_KEY = "written by a newer version of this program"
+    INDEX = "an index"
 
     DROPPED = "its attempt was dropped"
     REPLACED = "replaced by a copy"
@@ -60,6 +62,9 @@ class Why(StrEnum):
     SUPERSEDED = "superseded root"
     UNFINISHED = "an upload that nobody will finish"
     ENDED_KEY = "a key of a deleted life of the stream"
+    OLD_INDEX = WhyUnused.OLD.value
+    TRIMMED_INDEX = WhyUnused.TRIMMED.value
+    INNER_INDEX = WhyUnused.WITHIN.value
 
 
 STAYS: Final = frozenset(
@@ -76,6 +81,7 @@ STAYS: Final = frozenset(
         Why.KEY,
         Why.OWN_KEY,
         Why.NEWER_KEY,
+        Why.INDEX,
     }
 )
 
@@ -103,6 +109,8 @@ class SweepPage:
     """Keys of this page that are not of this format."""
     root: Manifest | None = None
     verdicts: list[SweepVerdict] = field(default_factory=list)
+    unused: list[SweepVerdict] = field(default_factory=list)
+    """Index objects that no lookup uses. They have no grace: a lookup whose object is gone lists again."""
     key_bases: list[tuple[int, str]] = field(default_factory=list)
     """The `base_version` of each sound key object of another life, with its key."""
     _unlisted: list[SightingRows] = field(default_factory=list)
@@ -120,7 +128,7 @@ class SweepPage:
         named: dict[int, list[tuple[Listed, bytes]]] = {
             kind: [] for kind in (EntryKind.FRAGMENT, EntryKind.GROUP, ROOT_KIND, KEY_KIND)
         }
-        verdicts, strangers = [], []
+        verdicts, strangers, indexes = list[SweepVerdict](), list[str](), list[Listed]()
         for row in self.listing.rows:
             name = name_of(self.log.keys, row.key)
             if name is not None:
@@ -130,6 +138,8 @@ class SweepPage:
                 verdicts.append(SweepVerdict(row, Why.ANCHOR, None))
             elif self.log.keys.parse_sighting(row.key):
                 verdicts.append(SweepVerdict(row, Why.NOTE, None))
+            elif self.log.keys.parse_index(row.key):
+                indexes.append(row)
             else:
                 strangers.append(row.key)
         # Without a root nothing was ever committed, and the first commit may be on its way. During a rebuild
@@ -137,12 +147,14 @@ class SweepPage:
         if self.root is None or self.root.state is StreamState.REBUILDING:
             why = Why.NO_ROOT if self.root is None else Why.REBUILDING
             verdicts += [SweepVerdict(row, why, None) for rows in named.values() for row, _ in rows]
+            verdicts += [SweepVerdict(row, why, None) for row in indexes]
         else:
             tree = self.log.tree(self.root)
             verdicts += await self._judge_fragments(tree, named[EntryKind.FRAGMENT])
             verdicts += await _judge_groups(tree, named[EntryKind.GROUP])
             verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[ROOT_KIND]]
             verdicts += await self._judge_keys(self.root, named[KEY_KIND])
+            verdicts += self._judge_indexes(self.root, indexes)
         # Set only here: a tree that could not be read leaves no verdict behind.
         self.verdicts, self.strangers = verdicts, strangers
 
@@ -201,6 +213,20 @@ class SweepPage:
                 SweepVerdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name)
             )
         return verdicts
+
+    def _judge_indexes(self, root: Manifest, objects: Sequence[Listed]) -> list[SweepVerdict]:
+        """Return verdicts on the index objects that stay. The others are `unused` afterwards."""
+        self.unused = []
+        names = {row: name for row in objects if (name := self.log.keys.parse_index(row.key)) is not None}
+        whys = dict[IndexName, WhyUnused]()
+        # Those on another page may cover one of this page. It stays until a larger page shows that.
+        for folder in {name.folder for name in names.values()}:
+            here = [name for name in names.values() if name.folder == folder]
+            whys |= judged(here, root, is_live=root.state is StreamState.LIVE).unused
+        for row, name in names.items():
+            if name in whys:
+                self.unused.append(SweepVerdict(row, Why(whys[name].value), None))
+        return [SweepVerdict(row, Why.INDEX, None) for row, name in names.items() if name not in whys]
 
     async def _judge_keys(
         self, root: Manifest, objects: Sequence[tuple[Listed, bytes]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -158,6 +158,8 @@ class _StreamSweep:
     waiting: list[tuple[SightingRows, Times]] = field(default_factory=list)
     """Condemned objects whose grace is not over, and when each was first seen."""
     going: list[Going] = field(default_factory=list)
+    unused: list[SweepVerdict] = field(default_factory=list)
+    """The unused index objects of all pages."""
     """Objects that are deleted once all pages were judged."""
 
     async def run(self) -> None:
@@ -236,6 +238,7 @@ class _StreamSweep:
             self._failed(error)
             return False
         self.going.append(Going.of(going))
+        self.unused += page.unused
         return True
 
     async def _judge(self, page: SweepPage) -> None:
@@ -296,7 +299,8 @@ class _StreamSweep:
         """5. Delete the objects that are due, of all pages."""
         batch_max = self.sweep.store.capabilities.delete_batch_max or DELETE_BATCH
         # Keys are made batch by batch: until here each object took 50 bytes, a key takes several hundred.
-        due = (verdict for going in self.going for verdict in going.verdicts(self.keys))
+        condemned = (verdict for going in self.going for verdict in going.verdicts(self.keys))
+        due = chain(self.unused, condemned)
         while batch := [*islice(due, batch_max)]:
             if not self.sweep.report.dry_run:
                 await self.sweep.store.delete([verdict.listed.key for verdict in batch])
@@ -379,6 +383,10 @@ async def _refuse_if_roots_are_lost(page: SweepPage, going: Sequence[SweepVerdic
         return
     for listed in page.listing.rows:  # names alone say for which root a group was made: no request is needed
         if (loss := loss_shown_by_group(page.log, listed.key, page.root)) is not None:
+            raise loss
+        index = page.log.keys.parse_index(listed.key)
+        loss = index and loss_shown_by_base(page.log, listed.key, index.version, page.root)
+        if loss is not None:
             raise loss
     # A key of a life that only lost roots knew looks like a key of an ended life.
     version, key = max(page.key_bases, default=(0, ""))

@@ -37,6 +37,7 @@ from offload.native.lost_roots import (
 from offload.store.checked import checked
 from offload.upkeep.pages import ListedPage
 from offload.upkeep.verify.groups import ReadGroups
+from offload.upkeep.verify.indexes import judge_index
 from offload.upkeep.verify.keys import KeyJudge, ReadKeys
 from offload.upkeep.verify.page import NamedHere, named_in
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
@@ -80,6 +81,16 @@ class StreamJudge:
                 store=self.store, log=self.log, newest=self.newest, reload=self.reload, read=self.read_keys
             )
             await judge.judge(key, report, level=self.level)
+        elif (index := self.keys.parse_index(key)) is not None:
+            await judge_index(
+                self.store,
+                self.log,
+                listed,
+                index,
+                newest=self.newest,
+                level=self.level,
+                report=report,
+            )
         elif self.keys.parse_sighting(key) is not None:
             explain(report, key, reason="a sweep's note of what it found; a later sweep uses and removes it")
         else:

@@ -1,0 +1,141 @@
+"""Building index objects: the terms of committed records, read through a view, sorted, and stored.
+
+    rows of one object    at most `BUILT_ROWS_MAX`, and those of one more window of the reader
+    offsets of one        at most `BUILT_RECORDS_MAX`, and those of one more window
+
+An object is stored when it is full, and so a build that is killed keeps what it stored: the next one goes on
+behind it. The name of an object has the version of the root that was loaded before its records were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from offload.contracts.decoder import Decoder
+from offload.contracts.store import Body, ObjectStore
+from offload.formats.index_object import HASH_BITS, Hashes, IndexWriter
+from offload.formats.keys import IndexName, StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import OffloadError
+from offload.index.terms import TERM_RULES_VERSION, Spec, hashes
+from offload.model.manifest import CommittedStream
+from offload.model.record_columns import ByteColumn, RecordBytes
+from offload.read.reader import StreamReader
+
+__all__ = ["Built", "build_range", "index_folder_of", "term_hashes"]
+
+BUILT_ROWS_MAX: Final = 2**21
+BUILT_RECORDS_MAX: Final = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An index object that was stored."""
+
+    name: IndexName
+    rows: int
+    size_bytes: int
+
+
+def index_folder_of(stream: str, spec: Spec) -> str:
+    """Return the folder of a stream's index objects for a SPEC, under the present term rules."""
+    return StreamKeys(stream).index_folder(str(spec), TERM_RULES_VERSION)
+
+
+def term_hashes(terms: ByteColumn) -> Hashes:
+    """Return the hash of each term as rows have it."""
+    return hashes(terms) >> np.uint64(64 - HASH_BITS)
+
+
+async def build_range(
+    store: ObjectStore,
+    reader: StreamReader,
+    spec: Spec,
+    decoder: Decoder,
+    *,
+    begin: int,
+    end: int,
+    env: Env,
+    progress: Callable[[int], None] = lambda next_offset: None,
+) -> AsyncGenerator[Built, None]:
+    """Index the committed offsets in [begin, end) of the reader's part. Yield each object once it is stored.
+
+    Calls `progress` with the first offset that was not read yet. Close the generator. Raises what reading
+    raises: the records before damage are indexed first.
+    """
+    rows = _Rows(reader.manifest, index_folder_of(reader.manifest.stream, spec), begin)
+    damage: OffloadError | None = None
+    async with aclosing(reader.runs_here(begin, until=end)) as runs:
+        while True:
+            try:
+                each = await anext(runs, None)
+            except OffloadError as error:
+                each, damage = None, error
+            if each is None:
+                break
+            run = each.run.between(begin, end)
+            records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
+            found = spec.terms(decoder, records)
+            rows.add(run.offsets[found.rows], term_hashes(found.values), int(run.offsets[-1]) + 1)
+            progress(rows.next_offset)
+            if rows.is_full:
+                yield await rows.stored(store, env)
+    if damage is None:
+        rows.next_offset = end
+    if rows.next_offset > rows.first_offset:
+        yield await rows.stored(store, env)
+    if damage is not None:
+        raise damage
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of the object that is being made."""
+
+    committed: CommittedStream
+    folder: str
+    first_offset: int
+    next_offset: int = field(init=False)
+    count: int = 0
+    hashes: list[Hashes] = field(default_factory=list)
+    offsets: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.next_offset = self.first_offset
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= BUILT_ROWS_MAX or self.next_offset - self.first_offset >= BUILT_RECORDS_MAX
+
+    def add(self, offsets: np.ndarray, found: Hashes, next_offset: int) -> None:
+        """Add the terms of a run of records that ends before `next_offset`."""
+        self.hashes.append(found)
+        self.offsets.append((offsets - np.uint64(self.first_offset)).astype(np.uint32))
+        self.count += len(found)
+        self.next_offset = next_offset
+
+    async def stored(self, store: ObjectStore, env: Env) -> Built:
+        """Store the object, and begin the next one behind it."""
+        root = self.committed
+        name = IndexName(
+            self.folder, self.first_offset, self.next_offset, root.version, root.incarnation, env.uuid()
+        )
+        found = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
+        offsets = np.concatenate([np.zeros(0, np.uint32), *self.offsets])
+        order = np.lexsort((offsets, found))
+        found, offsets = found[order], offsets[order]
+        # A record may have a term twice, and two of its terms may have one hash.
+        fresh = np.ones(len(found), np.bool_)
+        fresh[1:] = (found[1:] != found[:-1]) | (offsets[1:] != offsets[:-1])
+        found, offsets = found[fresh], offsets[fresh]
+        writer = IndexWriter(root.stream, name, len(found))
+        raw = writer.rows(found, offsets) + writer.end()
+        await store.put(StreamKeys(root.stream).index(name), Body.of(raw))
+        self.first_offset, self.count = self.next_offset, 0
+        self.hashes, self.offsets = [], []
+        return Built(name, len(found), len(raw))

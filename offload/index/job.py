@@ -1,0 +1,229 @@
+"""Indexing a stream: build what is not indexed, merge small objects, and delete what is unused.
+
+    stopped                  left behind                        cured by
+    before a put             nothing                            the next run
+    between put and delete   objects within the new one         the next run, or a sweep: they are unused
+
+Two processes may index one stream at the same time. Both store objects of the same offsets, and the rules
+choose the same ones (`index.rules`). A reader needs no order of puts and deletes: what it misses, it scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from offload.contracts.decoder import Decoder
+from offload.formats.keys import StreamKeys
+from offload.ground.env import Env
+from offload.ground.errors import Corrupt, Denied, NotFound
+from offload.index.build import Built, build_range, index_folder_of
+from offload.index.merge import merge
+from offload.index.objects import IndexObject, list_indexes
+from offload.index.rules import Judged, judged, merges, uncovered
+from offload.index.terms import Spec
+from offload.model.manifest import Manifest
+from offload.native.lost_roots import loss_shown_by_base
+from offload.native.offloader import ObjectStoreOffloader
+from offload.parts.whole_stream import WholeStream
+from offload.read.reader import StreamReader
+
+__all__ = ["IndexReport", "index", "index_part", "unindexed"]
+
+DELETES_AT_ONCE: Final = 1000
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """The result of indexing one part of a stream, final or so far."""
+
+    stream: str
+    """The name of the part."""
+    built: int = 0
+    """Objects that were built."""
+    rows: int = 0
+    """Rows of these objects: a row is a term of a record."""
+    records: int = 0
+    """Offsets that these objects cover."""
+    bytes: int = 0
+    """Bytes of these objects."""
+    merged: int = 0
+    """Objects that were made of others."""
+    merged_rows: int = 0
+    deleted: int = 0
+    """Unused objects that were deleted."""
+    objects: int = 0
+    """Objects that count now."""
+    size_bytes: int = 0
+    """Bytes of the objects that count now."""
+    next_offset: int = 0
+    """The first offset that was not indexed."""
+    damages: list[Corrupt] = field(default_factory=list)
+    """Damage of index objects. They were deleted, and the next run indexes what they covered."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return a line of `offload index --json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {**plain, "damages": [str(damage) for damage in self.damages]}
+
+
+OnIndexed = Callable[[IndexReport], None]
+
+
+async def index(
+    tier: ObjectStoreOffloader,
+    stream: str,
+    spec: Spec,
+    decoder: Decoder,
+    *,
+    env: Env | None = None,
+    progress: OnIndexed = lambda report: None,
+) -> AsyncGenerator[IndexReport, None]:
+    """Index what is committed of a stream and not indexed, in all of its parts. Yield a report of each part.
+
+    Safe beside writers, readers, sweeps and other runs. A run that is killed keeps the objects that it
+    stored. Calls `progress` from time to time. Close the generator.
+
+    Raises `NotOffloaded` and `StreamDeleted` as a reader does, `Denied` for an encrypted stream, `RootsLost`
+    if an index object proves that roots are lost, `Misuse` if the decoder has no section that the SPEC names,
+    and what reading raises.
+    """
+    await tier.open()
+    for number, view in await WholeStream(tier, stream).views():
+        reader = StreamReader(tier, view.committed, part=number)
+        yield await index_part(tier, reader, spec, decoder, env=env, progress=progress)
+
+
+async def index_part(
+    tier: ObjectStoreOffloader,
+    reader: StreamReader,
+    spec: Spec,
+    decoder: Decoder,
+    *,
+    env: Env | None = None,
+    progress: OnIndexed = lambda report: None,
+) -> IndexReport:
+    """Index one part of a stream, as `index` does, up to where it ended when the reader was opened."""
+    env, name = env or Env(), reader.manifest.stream
+    run = _Indexing(tier, name, spec, env, IndexReport(name))
+    state = await run.look()
+    for offsets in uncovered(state.judged.used, state.root.first_offset, state.root.next_offset):
+        built = build_range(
+            tier.store,
+            StreamReader(tier, state.root, part=reader.part),
+            spec,
+            decoder,
+            begin=offsets.start,
+            end=offsets.stop,
+            env=env,
+        )
+        async with aclosing(built):
+            async for each in built:
+                run.add(each)
+                progress(run.report)
+    await run.merge_all(progress)
+    await run.delete_unused()
+    return run.report
+
+
+async def unindexed(tier: ObjectStoreOffloader, stream: str, spec: Spec) -> tuple[Manifest, list[range]]:
+    """Return the newest root of one part, and its offsets that are not indexed. Raises as `index` does."""
+    state = await _Indexing(tier, stream, spec, Env(), IndexReport(stream)).look()
+    root = state.root
+    return root, uncovered(state.judged.used, root.first_offset, root.next_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The index objects of a part by name, and the root that was loaded after they were listed."""
+
+    root: Manifest
+    objects: dict[object, IndexObject]
+    judged: Judged
+
+
+@dataclass(slots=True)
+class _Indexing:
+    tier: ObjectStoreOffloader
+    stream: str
+    spec: Spec
+    env: Env
+    report: IndexReport
+
+    async def look(self) -> _State:
+        """List the index objects, and then load the root. Refuse a stream that cannot be indexed."""
+        listed = await list_indexes(self.tier.store, self.stream, index_folder_of(self.stream, self.spec))
+        root = await self.tier.load_manifest(self.stream)
+        await _refuse_if_encrypted(self.tier, root)
+        found = judged([each.name for each in listed], root)
+        refuse_if_above(self.tier, root, found)
+        return _State(root, {each.name: each for each in listed}, found)
+
+    def add(self, built: Built) -> None:
+        """Count an object that was built."""
+        self.report.built += 1
+        self.report.rows += built.rows
+        self.report.records += built.name.records
+        self.report.bytes += built.size_bytes
+        self.report.next_offset = built.name.next_offset
+
+    async def merge_all(self, progress: OnIndexed) -> None:
+        """Merge until no eight neighbours of a class are left."""
+        stuck = set[object]()
+        while True:
+            state = await self.look()
+            todo = [group for group in merges(state.judged.used) if group[0] not in stuck]
+            if not todo:
+                return
+            for group in todo:
+                inputs = [state.objects[name] for name in group]
+                if sum(each.size_bytes for each in inputs) > self._size_bytes_max():
+                    stuck.add(group[0])
+                    continue
+                try:
+                    made = await merge(self.tier.store, inputs, state.root, env=self.env)
+                except NotFound:  # another process merged them: look again
+                    continue
+                except Corrupt as damage:
+                    # It is of no use to anybody. The next run indexes what it covers.
+                    self.report.damages.append(damage)
+                    await self.tier.store.delete([damage.where])
+                    continue
+                self.report.merged += 1
+                self.report.merged_rows += made.rows
+                progress(self.report)
+
+    async def delete_unused(self) -> None:
+        """Delete what no lookup uses any more, and count what is left."""
+        state = await self.look()
+        unused = [StreamKeys(self.stream).index(name) for name in state.judged.unused]
+        for first in range(0, len(unused), DELETES_AT_ONCE):
+            await self.tier.store.delete(unused[first : first + DELETES_AT_ONCE])
+        used = [state.objects[name] for name in state.judged.used]
+        self.report.deleted += len(unused)
+        self.report.objects, self.report.size_bytes = len(used), sum(each.size_bytes for each in used)
+        left = uncovered(state.judged.used, state.root.first_offset, state.root.next_offset)
+        self.report.next_offset = left[0].start if left else state.root.next_offset
+
+    def _size_bytes_max(self) -> int:
+        return self.tier.store.capabilities.put_size_bytes_max or 2**63
+
+
+def refuse_if_above(tier: ObjectStoreOffloader, root: Manifest, found: Judged) -> None:
+    """Raise `RootsLost` if an index object was made on a root above the newest one."""
+    keys = StreamKeys(root.stream)
+    for name in found.above:
+        loss = loss_shown_by_base(tier.log(root.stream), keys.index(name), name.version, root)
+        if loss is not None:
+            raise loss
+
+
+async def _refuse_if_encrypted(tier: ObjectStoreOffloader, root: Manifest) -> None:
+    refusal = f"stream {root.stream!r} is encrypted: an index would show which records have the same key"
+    try:
+        if await tier.encrypts(root):
+            raise Denied(refusal)
+    except Denied as error:
+        raise Denied(refusal) from error

@@ -1,0 +1,175 @@
+"""Reading index objects of a store: the list of them, parts of a directory, and rows, all of them checked.
+
+Memory is bounded by `PIECE_ROWS` rows and by the entries that a caller asks for, whatever an object says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from offload.contracts.store import Buffer, ObjectStore, Span
+from offload.formats.checksums import crc32c
+from offload.formats.index_object import (
+    INDEX_OBJECT_HEADER,
+    ROW_SIZE_BYTES,
+    Directory,
+    Hashes,
+    IndexShape,
+    Offsets,
+    check_index_header,
+    check_rows,
+    split_rows,
+)
+from offload.formats.keys import IndexName, StreamKeys
+from offload.ground.errors import Corrupt
+
+__all__ = ["IndexObject", "IndexReads", "check_index", "list_indexes"]
+
+PIECE_ROWS: Final = 2**18
+BUCKETS_AT_ONCE: Final = 2**14
+
+
+@dataclass(slots=True)
+class IndexReads:
+    """Counts of what was read of indexes."""
+
+    objects: int = 0
+    """Index objects that were looked at."""
+    requests: int = 0
+    """Requests for listings and for parts of objects."""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexObject:
+    """An index object of a store, by its name and its size."""
+
+    store: ObjectStore
+    stream: str
+    name: IndexName
+    size_bytes: int
+    reads: IndexReads = field(default_factory=IndexReads)
+
+    @property
+    def key(self) -> str:
+        """The object's key."""
+        return StreamKeys(self.stream).index(self.name)
+
+    @property
+    def shape(self) -> IndexShape:
+        """The positions in the object. Raises `Corrupt` if no index object has this size."""
+        return IndexShape.of_size(self.size_bytes, where=self.key)
+
+    async def directory(self, first: int, stop: int) -> Directory:
+        """Return the checked entries of the buckets from `first` to before `stop`, by one request.
+
+        This and the other methods raise `Corrupt`, `NotFound` and the errors of the store.
+        """
+        shape = self.shape
+        raw = await self._get(*shape.entries(first, stop))
+        return Directory.decode(raw, shape, first, stop, where=self.key)
+
+    async def check_header(self) -> None:
+        """Check the header. One request."""
+        shape = self.shape
+        raw = await self._get(shape.header_start, INDEX_OBJECT_HEADER.size_bytes)
+        check_index_header(raw, self.stream, self.name, shape)
+
+    async def rows(self, directory: Directory) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
+        """Yield the rows of these buckets in order, in pieces. Close it.
+
+        A piece is checked before it is yielded. Only of a bucket with more than `PIECE_ROWS` rows, pieces
+        come before the last one shows whether they are sound.
+        """
+        edges, bucket = directory.edges, 0
+        while bucket < len(directory.checksums):
+            # As many whole buckets as fit into a piece, and one at least.
+            fitting = int(np.searchsorted(edges, edges[bucket] + PIECE_ROWS, side="right")) - 1
+            stop = max(fitting, bucket + 1)
+            begin, end = int(edges[bucket]), int(edges[stop])
+            checksum, at = 0, begin
+            while at < end:
+                following = min(at + PIECE_ROWS, end)
+                raw = memoryview(await self._get(at * ROW_SIZE_BYTES, (following - at) * ROW_SIZE_BYTES))
+                if stop > bucket + 1:
+                    self._check(directory, bucket, stop, raw)
+                else:
+                    checksum = crc32c(raw, checksum)
+                    if following == end:
+                        self._compare(directory, bucket, checksum)
+                yield split_rows(raw)
+                at = following
+            bucket = stop
+
+    async def all_rows(self) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
+        """Yield all rows in order, in pieces. Close it."""
+        shape = self.shape
+        for first in range(0, shape.buckets, BUCKETS_AT_ONCE):
+            directory = await self.directory(first, min(first + BUCKETS_AT_ONCE, shape.buckets))
+            async for piece in self.rows(directory):
+                yield piece
+
+    def _check(self, directory: Directory, bucket: int, stop: int, raw: memoryview) -> None:
+        begin = int(directory.edges[bucket])
+        for number in range(bucket, stop):
+            start, end = (
+                (int(edge) - begin) * ROW_SIZE_BYTES for edge in directory.edges[number : number + 2]
+            )
+            self._compare(directory, number, crc32c(raw[start:end]))
+
+    def _compare(self, directory: Directory, bucket: int, checksum: int) -> None:
+        stored, position = int(directory.checksums[bucket]), int(directory.edges[bucket]) * ROW_SIZE_BYTES
+        check_rows(checksum, stored, where=self.key, position=position)
+
+    async def _get(self, start: int, length: int) -> Buffer:
+        self.reads.requests += 1
+        raw = await self.store.get(self.key, Span(start, length)) if length else b""
+        self.reads.bytes += len(raw)
+        if len(raw) != length:
+            raise Corrupt(
+                "index size", self.key, expected=start + length, found=start + len(raw), position=start
+            )
+        return raw
+
+
+async def check_index(one: IndexObject) -> None:
+    """Read an index object whole, and check all that its format promises. Raises `Corrupt` and `NotFound`."""
+    await one.check_header()
+    shape, where = one.shape, one.key
+    last_hash, last_offset, seen = -1, -1, 0
+    async with aclosing(one.all_rows()) as pieces:
+        async for hashes, offsets in pieces:
+            if not len(hashes):
+                continue
+            ascend = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (offsets[1:] > offsets[:-1]))
+            in_order = (last_hash, last_offset) < (int(hashes[0]), int(offsets[0])) and bool(ascend.all())
+            if not in_order or int(offsets.max()) >= one.name.records:
+                raise Corrupt(
+                    "index rows",
+                    where,
+                    expected="rows in order",
+                    found="others",
+                    position=seen * ROW_SIZE_BYTES,
+                )
+            last_hash, last_offset, seen = int(hashes[-1]), int(offsets[-1]), seen + len(hashes)
+    if seen != shape.rows:
+        raise Corrupt("index row count", where, expected=shape.rows, found=seen)
+
+
+async def list_indexes(
+    store: ObjectStore, stream: str, folder: str, reads: IndexReads | None = None
+) -> list[IndexObject]:
+    """Return the index objects of one folder of a stream, in order of their names."""
+    keys, reads = StreamKeys(stream), reads or IndexReads()
+    reads.requests += 1
+    listed = [row async for row in store.list(f"{keys.indexes}{folder}/")]
+    return [
+        IndexObject(store, stream, name, row.size_bytes, reads)
+        for row in listed
+        if (name := keys.parse_index(row.key)) is not None
+    ]
