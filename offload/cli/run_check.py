@@ -206,6 +206,7 @@ def _rules_text(rules: StreamConfig) -> str:
             else f"compressed as {rules.compress}",
             "not encrypted unless it has a key" if rules.encrypt is None else f"encrypted by {rules.encrypt}",
             "continues in a new part after a gap" if rules.on_gap == "new-part" else "pauses at a gap",
+            *(f"indexed by {spec}" for spec in rules.index),
         )
     )
 

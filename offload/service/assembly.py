@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
@@ -30,8 +31,11 @@ from offload.follow.pauses import PausedBefore
 from offload.follow.rules import FollowRules, FollowState
 from offload.follow.vouched import VouchedSource
 from offload.ground.errors import OffloadError
+from offload.index.terms import Spec
 from offload.model.compression import Compression
 from offload.model.own_names import matches_glob, may_match_glob, own_name
+from offload.model.record_columns import RecordBytes
+from offload.native.layout_check import native
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.opening.session import Session
@@ -103,12 +107,18 @@ class OpenedService:
             paused_before=paused_before,
         )
 
+    def decoder(self, name: str) -> Decoder:
+        """Return a decoder that a plugin declares. Raises `Misuse` if there is none of this name."""
+        made: Decoder = self.session.plugins.by_name("decoder", name).load()()
+        return made
+
     def upkeep(self, dispatcher: Dispatcher, emit: Callable[[Event], None]) -> Upkeep:
         """Return the jobs that keep the tier in order, for the streams that the dispatcher leads."""
         return Upkeep(
             config=self.config,
             tier=self.tier,
             tier_for=self.tier_for,
+            decoder=self.decoder,
             led=lambda: [each.stream for each in dispatcher.statuses if each.state is FollowState.LEADING],
             identity=None if dispatcher.instance is None else dispatcher.instance.tag.hex(),
             env=self.session.env,
@@ -132,7 +142,12 @@ def open_service(session: Session, config: RunConfig, emit: Callable[[Event], No
     if config.broker is not None:
         broker = session.broker(config.broker, user=config.broker_user, password=config.broker_password)
         source = VouchedSource(source, broker, env=session.env)
-    return OpenedService(config=config, session=session, source=source, tiers=tiers, turns_max=turns)
+    opened = OpenedService(config=config, session=session, source=source, tiers=tiers, turns_max=turns)
+    for text in {text for each in config.streams.values() for text in each.index}:
+        native(opened.tier, to="index")
+        spec = Spec.parse(text)
+        spec.terms(opened.decoder(spec.decoder), RecordBytes.of([]))  # refuses a section that is unknown
+    return opened
 
 
 async def start_notes(opened: OpenedService) -> list[str]:

@@ -36,6 +36,7 @@ from pydantic import (
 
 from offload.follow.rules import FollowRules
 from offload.ground.errors import Misuse
+from offload.index.terms import Spec
 from offload.model.compression import Compression
 from offload.model.labels import MasterKey
 from offload.model.own_names import matches_glob
@@ -98,6 +99,10 @@ def _encrypt(value: str) -> str:
     return value
 
 
+def _index(value: str) -> str:
+    return str(_or_value_error(Spec.parse, value))
+
+
 def _of_broker(value: str | None, info: ValidationInfo) -> str | None:
     if value is not None and info.data.get("broker") is None:
         raise ValueError("is for the broker, and `broker` is missing")
@@ -154,8 +159,13 @@ class StreamConfig(_Section):
     encrypt: Annotated[str, AfterValidator(_encrypt)] | None = None
     """As `MasterKey.parse` reads it. None: streams without a key stay plain."""
 
+    index: list[Annotated[str, AfterValidator(_index)]] = Field(default_factory=list)
+    """The SPECs by which the streams are indexed, as `Spec.parse` reads them."""
+
     @model_validator(mode="after")
     def _check(self) -> StreamConfig:
+        if self.index and self.encrypt is not None:
+            raise ValueError("an encrypted stream is not indexed: an index would show equal keys")
         try:
             _ = self.rules
         except Misuse as error:
@@ -204,6 +214,7 @@ class UpkeepConfig(_Section):
     retention_seconds: Interval = Field(default=3600.0, alias="retention")
     sweep_seconds: Interval = Field(default=86_400.0, alias="sweep")
     compact_seconds: Interval = Field(default=86_400.0, alias="compact")
+    index_seconds: Interval = Field(default=600.0, alias="index")
     verify_seconds: Interval = Field(default=7 * 86_400.0, alias="verify")
     verify_bytes_per_second_max: SizeBytes | None = Field(default=None, alias="verify_rate")
 
@@ -254,6 +265,11 @@ class RunConfig(_Section):
         default = self.streams.pop(DEFAULT_GLOB, StreamConfig())
         self.streams[DEFAULT_GLOB] = default
         return self
+
+    @property
+    def is_indexed(self) -> bool:
+        """True if some stream is indexed."""
+        return any(each.index for each in self.streams.values())
 
     def glob_of(self, stream: str) -> str:
         """Return the glob whose table counts for a stream: the first that matches one of its names."""

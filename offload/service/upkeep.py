@@ -5,6 +5,7 @@ after 0.9 to 1.1 of it, so that many processes do not begin together. A job whos
 
     retention    trims the streams that this process leads, by the limits of their globs
     compact      merges the small fragments of the streams that this process leads
+    index        indexes the streams that this process leads, by the SPECs of their globs
     sweep        deletes unused objects of the tier
     verify       reads every object of the tier, at a bounded rate (`service.rounds`)
 
@@ -29,13 +30,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
 from offload.ground.env import Env
 from offload.ground.errors import OffloadError, StoreDenied
+from offload.index.job import index
+from offload.index.terms import Spec
+from offload.native.layout_check import native
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
 from offload.service.rounds import VerifyRounds
@@ -90,6 +96,8 @@ class Upkeep:
     tier_for: Callable[[str], LedgerOffloader]
     tier: LedgerOffloader
     led: Callable[[], list[str]]
+    decoder: Callable[[str], Decoder]
+    """Return a decoder by its name, for the index."""
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
     identity: str | None = None
@@ -109,6 +117,7 @@ class Upkeep:
         jobs = {
             "retention": (every.retention_seconds, self._retain),
             "compact": (every.compact_seconds, self._compact),
+            "index": (every.index_seconds if self.config.is_indexed else None, self._index),
             "sweep": (every.sweep_seconds, self._sweep),
         }
         now = self.env.monotonic()
@@ -234,6 +243,20 @@ class Upkeep:
                 tally.add(0, 0, error)
             if isinstance(error, StoreDenied):  # every other stream would be denied too
                 return
+
+    async def _index(self, tally: JobTally) -> None:
+        for stream in self.led():
+            for spec in map(Spec.parse, self.config.of(stream).index):
+                tier = native(self.tier_for(stream), to="index")
+                parts = index(tier, stream, spec, self.decoder(spec.decoder), env=self.env)
+                try:
+                    async with aclosing(parts):
+                        async for one in parts:
+                            tally.add(one.built + one.merged, one.bytes, next(iter(one.damages), None))
+                except StoreDenied:  # every other stream would be denied too
+                    raise
+                except OffloadError as error:
+                    tally.add(0, 0, error)
 
     async def _sweep(self, tally: JobTally) -> None:
         self._clock.check()

@@ -90,3 +90,22 @@ def test_an_option_that_nobody_has_is_refused(tmp_path: Path, table: str, said: 
                 open_service(session, RunConfig.model_validate(document), lambda event: None)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [("nobody:key", "'nobody'"), ("amqp:tags", "decoder amqp has no 'tags'. It has key, properties")],
+)
+def test_an_index_without_its_decoder_or_section_is_refused(tmp_path: Path, spec: str, said: str) -> None:
+    document = {
+        "source": f"rabbitmq://{DATA}/tiny",
+        "tier": str(tmp_path),
+        "streams": {"*": {"index": [spec]}},
+    }
+
+    async def scenario() -> None:
+        async with Session() as session:
+            with pytest.raises(Misuse, match=said):
+                open_service(session, RunConfig.model_validate(document), lambda event: None)
+
+    asyncio.run(scenario())

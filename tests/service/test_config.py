@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from offload.service.config import RunConfig, StreamConfig
 
@@ -47,3 +48,16 @@ def test_the_alarm_is_three_times_the_lag_unless_it_is_given() -> None:
 
 def test_the_patience_of_a_standby_is_that_of_the_configuration() -> None:
     assert StreamConfig.model_validate({"takeover": "2m"}).rules.takeover_seconds == 120
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"index": ["amqp"]}, "'amqp' is no SPEC of an index"),
+        ({"index": "amqp:key"}, "list"),
+        ({"index": ["amqp:key"], "encrypt": "tier"}, "an encrypted stream is not indexed"),
+    ],
+)
+def test_an_index_that_cannot_be_is_refused(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        StreamConfig.model_validate(table)

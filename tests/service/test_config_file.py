@@ -182,6 +182,7 @@ def test_the_example_of_the_task_page_is_a_configuration(tmp_path: Path) -> None
     }
     assert S3Options.of(config.options).region == "eu-central-1"
     assert (config.glob_of("orders-1"), config.of("test-1").follow) == ("orders-*", False)
+    assert config.of("other").index == ["amqp:properties.message_id"]
     shown, default = config.of("other").rules, RunConfig(source="", tier="").of("other").rules
     assert replace(shown, alarm_lag_seconds=None) == default
     assert shown.alarm_seconds == default.alarm_seconds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from growing_source import GrowingStream
+from growing_source import BODY_SIZE_BYTES, GrowingStream
+from index_world import Keyed
 from kit.world import Clock, TierWorld
 
 from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
@@ -18,6 +20,8 @@ from offload.follow.rules import FollowRules, FollowState
 from offload.formats.checksums import crc32c
 from offload.ground.env import Env
 from offload.ground.errors import Denied, StoreDenied, UnsupportedFormat
+from offload.index.find import FindReport, find
+from offload.index.terms import Spec
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
 from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
@@ -26,7 +30,15 @@ from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
 from offload.upkeep.retention import Retention
 
-OFF = dict.fromkeys(("retention", "compact", "sweep", "verify"), "off")
+OFF = dict.fromkeys(("retention", "compact", "index", "sweep", "verify"), "off")
+BY = "body:key"
+
+
+class BodyIsKey(Keyed):
+    """A decoder of records that are their own keys."""
+
+    def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
+        return [*records]
 
 
 class World(TierWorld):
@@ -38,7 +50,8 @@ class World(TierWorld):
         rules = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.0)
         self.follower = Follower(source=self.stream, offloader=self.kept, rules=rules, env=self.env())
         document = {"source": "memory:", "tier": "memory:", "upkeep": OFF | upkeep}
-        self.config = RunConfig.model_validate(document | {"streams": {"*": {"max_age": "1d"}}})
+        rules_of_all = {"max_age": "1d", "index": [BY]}
+        self.config = RunConfig.model_validate(document | {"streams": {"*": rules_of_all}})
         self.upkeep = self.with_led(["orders"])
 
     def env(self) -> Env:
@@ -55,6 +68,7 @@ class World(TierWorld):
             tier=self.kept,
             tier_for=lambda stream: self.kept,
             led=lambda: led,
+            decoder=lambda name: BodyIsKey(),
             env=self.env(),
             emit=self.events.append,
         )
@@ -240,7 +254,7 @@ def test_an_error_ends_a_run_and_not_the_upkeep(error: Exception, monkeypatch: p
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("job", ["retention", "compact"])
+@pytest.mark.parametrize("job", ["retention", "compact", "index"])
 @pytest.mark.parametrize(
     ("error", "asked"), [(Denied, {"orders", "payments"}), (StoreDenied, {"orders"})], ids=["key", "store"]
 )
@@ -323,6 +337,48 @@ def test_a_limit_of_size_trusts_no_clock_and_applies_after_a_jump() -> None:
         assert (await world.kept.load_manifest("orders")).first_offset == 80
 
     asyncio.run(scenario())
+
+
+def test_a_run_of_the_index_covers_what_was_committed_before_it() -> None:
+    """A find then scans the rest alone, and the kept writer of the stream goes on."""
+
+    async def scenario() -> None:
+        world = World(index="10m")
+        await world.grow(2)
+        first = await world.run_once()
+        await world.grow(1)
+        behind = await found(world)
+        world.clock.now += 600
+
+        second = await world.run_once()
+
+        done = [(each.job, each.streams, each.objects, each.error) for each in (first, second)]
+        assert done == [("index", 1, 1, None)] * 2
+        assert behind == (30, 10)
+        assert await found(world) == (30, 0)
+
+    async def found(world: World) -> tuple[int, int]:
+        """Return how many records a find returns, and how many it scans."""
+        report, by, term = FindReport(), Spec.parse(BY), b"\1" * BODY_SIZE_BYTES
+        async with aclosing(
+            find(world.tier(), "orders", [term], by=by, decoder=BodyIsKey(), report=report)
+        ) as runs:
+            return sum([len(each.run) async for each in runs]), report.scanned
+
+    asyncio.run(scenario())
+
+
+def test_the_index_is_no_job_unless_some_streams_have_it() -> None:
+    config = RunConfig(source="memory:", tier="memory:")
+    world = World()
+    world.config = config
+
+    assert [each["job"] for each in world.with_led([]).as_json()] == [
+        "verify",
+        "retention",
+        "compact",
+        "sweep",
+    ]
 
 
 def test_few_fragments_are_not_worth_a_merge() -> None:
