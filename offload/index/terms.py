@@ -97,7 +97,7 @@ class Spec:
         """
         places = [path.partition(".")[::2] for path in self.paths]
         heads = [*dict.fromkeys(head for head, _ in places)]
-        self._check(decoder, heads)
+        self.check(decoder)
         rows, values = list[int](), list[bytes]()
         for numbers, columns in _blocks(decoder, records, heads):
             for head, field in places:
@@ -111,9 +111,10 @@ class Spec:
                         values.append(text)
         return Terms(np.array(rows, np.uint32), ByteColumn.of(values))
 
-    def _check(self, decoder: Decoder, heads: Sequence[str]) -> None:
+    def check(self, decoder: Decoder) -> None:
+        """Raise `Misuse` if `decoder` has no such section."""
         _, sample = next(iter(decoder.messages([b""])))
-        unknown = {*heads} - {*sample.sections, _KEY, _BODY}
+        unknown = {path.partition(".")[0] for path in self.paths} - {*sample.sections, _KEY, _BODY}
         if unknown:
             known = ", ".join(dict.fromkeys([_KEY, *sample.sections, "body.FIELD"]))
             raise Misuse(f"{self}: decoder {self.decoder} has no {min(unknown)!r}. It has {known}")

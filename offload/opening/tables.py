@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -33,10 +34,13 @@ from offload.arrow.scan import (
     runs_in,
     sources,
 )
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded, OffloadError
 from offload.ground.extras import missing_text
+from offload.index.find import FindReport, FoundRun, find
+from offload.index.terms import Spec
 from offload.model.manifest import CommittedStream
 from offload.model.position import (
     AtEdge,
@@ -199,14 +203,9 @@ class ArrowStream:
         interrupted resumes behind the last batch that it returned. After an error of ours, it raises that
         error again.
         """
-        decoder = self._decoder(decode)
-        schema = arrow_schema(columns, decoder)
-        ranges = self._ranges(start, end)
-        maker = BatchMaker(
-            schema=schema, decoder=decoder, rows_max=BATCH_ROWS_MAX, size_bytes_max=BATCH_SIZE_BYTES_MAX
-        )
+        maker, ranges = self._maker(columns, decode), self._ranges(start, end)
         chosen = _filter_of(filter, match_unfiltered=match_unfiltered)
-        return pa.RecordBatchReader.from_batches(schema, _Batches(self, maker, ranges, chosen))
+        return pa.RecordBatchReader.from_batches(maker.schema, _Batches(self, maker, ranges, chosen))
 
     def to_arrow(
         self,
@@ -239,6 +238,36 @@ class ArrowStream:
             raise Misuse(missing_text("to_pandas", "pandas", "pandas")) from exc
         found = self.to_arrow(start, end, columns, decode, filter=filter, match_unfiltered=match_unfiltered)
         return found.to_pandas()
+
+    def find(
+        self,
+        terms: str | bytes | Iterable[str | bytes],
+        *,
+        by: str | Spec,
+        start: RowPosition = None,
+        end: RowPosition = None,
+        columns: Iterable[str] | None = None,
+        decode: str | None = None,
+    ) -> pa.Table:
+        """Return the rows that have one of these terms, such as a message id, as a table in memory.
+
+        `by` is the SPEC of an index, such as `"amqp:properties.message_id"`. Records that no index object
+        covers are scanned. The log (INFO) says what was read. Raises as `to_batches`, and `Misuse` for no
+        term, an empty one, and a SPEC whose decoder or section does not exist.
+        """
+        spec, maker = by if isinstance(by, Spec) else Spec.parse(by), self._maker(columns, decode)
+        decoder: Decoder = self._tier.session.plugins.by_name("decoder", spec.decoder).load()()
+        listed = [terms] if isinstance(terms, (str, bytes)) else terms
+        wanted = [term.encode() if isinstance(term, str) else term for term in listed]
+        spec.check(decoder)
+        ranges = self._ranges(start, end)
+        found = self._tier.run(_found(self._tier.catalogue, self.name, ranges, wanted, spec, decoder))
+        batches = [
+            batch
+            for each in found
+            for batch in maker.batches(each.run, stream=self.name, part=each.part, ledger_id=0)
+        ]
+        return pa.Table.from_batches(batches, maker.schema)
 
     def count(self, start: RowPosition = None, end: RowPosition = None) -> int:
         """Return the number of rows. Reads the index of two fragments at most, and no message."""
@@ -284,6 +313,15 @@ class ArrowStream:
         spans = " and ".join(f"[{part.first_offset}, {part.next_offset})" for _, part in self._parts)
         counted = "1 row" if rows == 1 else f"{rows} rows"
         return f"{of}: {counted} in offsets {spans}; columns {', '.join(self.schema.names)}>"
+
+    def _maker(self, columns: Iterable[str] | None, decode: str | None) -> BatchMaker:
+        decoder = self._decoder(decode)
+        return BatchMaker(
+            schema=arrow_schema(columns, decoder),
+            decoder=decoder,
+            rows_max=BATCH_ROWS_MAX,
+            size_bytes_max=BATCH_SIZE_BYTES_MAX,
+        )
 
     def _decoder(self, name: str | None) -> Decoder | None:
         if name is None or name == "raw":
@@ -375,6 +413,38 @@ class _Batches(Iterator[pa.RecordBatch]):
 
 async def _taken(found: AsyncGenerator[RangeSource, None]) -> RangeSource | None:
     return await anext(found, None)
+
+
+async def _found(
+    catalogue: Catalogue,
+    stream: str,
+    ranges: Sequence[PartRange],
+    terms: Sequence[bytes],
+    by: Spec,
+    decoder: Decoder,
+) -> list[FoundRun]:
+    """Return the records in these ranges with a term, which a find reads by the newest roots.
+
+    Raises `NotOffloaded` if not all of the ranges is there any more.
+    """
+    if not ranges:
+        return []
+    report, (first, last) = FindReport(), (ranges[0], ranges[-1])
+    begin, until = PartOffset(first.number, first.first), PartOffset(last.number, last.until)
+    runs = find(catalogue, stream, terms, by=by, decoder=decoder, start=begin, until=until, report=report)
+    async with aclosing(runs):
+        found = [each async for each in runs]
+    # Afterwards: what is there now was there all the time.
+    newest = {number: view.committed for number, view in await WholeStream(catalogue, stream).views()}
+    for each in ranges:
+        now = newest.get(each.number)
+        if now is None or now.incarnation != each.committed.incarnation or now.first_offset > each.first:
+            lost = f"offsets from {each.first} on of part {each.number} were trimmed or deleted"
+            raise NotOffloaded(f"stream {stream!r}: {lost} since it was opened; open the stream again")
+    counts = report.objects, report.requests, report.records, report.scanned
+    told = "%d index objects, %d requests of indexes; %d records read by them, %d scanned"
+    _log.info(f"stream %r: {told}", stream, *counts)
+    return found
 
 
 def _filter_of(values: str | Iterable[str] | None, *, match_unfiltered: bool) -> ChunkFilter | None:

@@ -34,7 +34,6 @@ from offload.ground.errors import OffloadError
 from offload.index.terms import Spec
 from offload.model.compression import Compression
 from offload.model.own_names import matches_glob, may_match_glob, own_name
-from offload.model.record_columns import RecordBytes
 from offload.native.layout_check import native
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
@@ -146,7 +145,7 @@ def open_service(session: Session, config: RunConfig, emit: Callable[[Event], No
     for text in {text for each in config.streams.values() for text in each.index}:
         native(opened.tier, to="index")
         spec = Spec.parse(text)
-        spec.terms(opened.decoder(spec.decoder), RecordBytes.of([]))  # refuses a section that is unknown
+        spec.check(opened.decoder(spec.decoder))
     return opened
 
 
