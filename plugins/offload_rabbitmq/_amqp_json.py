@@ -27,18 +27,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def to_jsonable(value: Any) -> Any:
     """Return `value`, or a whole message, as values that `json.dumps(..., allow_nan=False)` accepts.
 
-    Accepts all that `decode` returns. Raises `TypeError` for anything else.
+    Accepts all that `decode` returns, and values of AMQP 0-9-1 as pamqp returns them. Raises `TypeError` for
+    anything else.
     """
     match value:
         case Timestamp():
             return _timestamp(value)
+        case datetime():
+            return _timestamp(Timestamp((value - _EPOCH) // timedelta(milliseconds=1)))
         case None | bool() | int():
             return value
         case str() | UUID() | Decimal():
             return str(value)
         case float():
             return value if math.isfinite(value) else _not_finite(value)
-        case bytes():
+        case bytes() | bytearray():
             return {"encoding": "base64", "value": base64.b64encode(value).decode()}
         case list():
             return [to_jsonable(element) for element in value]

@@ -14,17 +14,25 @@ from offload.contracts.plugin import (
     hookimpl,
 )
 
+QUEUES = "ledger-offload[queues]"
+
 
 @hookimpl
 def offload_sources() -> Sequence[SourceType]:
-    """Declare RabbitMQ's files on disk as a source."""
+    """Declare RabbitMQ's files on disk as sources: streams, and classic queues."""
     return [
         SourceType(
             name="rabbitmq",
             target="offload_rabbitmq.source:open_url",
             schemes=("rabbitmq",),
             sample="offload_rabbitmq.samples:sample_path",
-        )
+        ),
+        SourceType(
+            name="rabbitmq-queues",
+            target="offload_rabbitmq.queues.source:open_url",
+            schemes=("rabbitmq-queues",),
+            needs=QUEUES,
+        ),
     ]
 
 
@@ -57,8 +65,11 @@ def offload_targets() -> Sequence[TargetType]:
 
 @hookimpl
 def offload_decoders() -> Sequence[DecoderType]:
-    """Declare a decoder of AMQP 1.0, the format that RabbitMQ's own clients store."""
-    return [DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder", java="amqp-1.0")]
+    """Declare decoders of AMQP 1.0, which RabbitMQ's stream clients store, and of messages in queues."""
+    return [
+        DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder", java="amqp-1.0"),
+        DecoderType(name="amqp091", target="offload_rabbitmq.queues.decoder:Amqp091Decoder", needs=QUEUES),
+    ]
 
 
 @hookimpl
@@ -87,11 +98,17 @@ def offload_listeners() -> Sequence[ListenerType]:
 
 @hookimpl
 def offload_commands() -> Sequence[Command]:
-    """Declare the command `offload users add`."""
+    """Declare the commands `offload queues …` and `offload users add`."""
     return [
+        Command(
+            name="queues",
+            target="offload_rabbitmq.queues.commands:app",
+            needs=QUEUES,
+            help="Rescue the classic queues of a stopped RabbitMQ node.",
+        ),
         Command(
             name="users",
             target="offload_rabbitmq.users_command:app",
             help="Say who may log in to `offload serve`.",
-        )
+        ),
     ]

@@ -28,6 +28,7 @@ __all__ = [
     "ratio_text",
     "size_text",
     "sizes_text",
+    "write_bytes",
 ]
 
 
