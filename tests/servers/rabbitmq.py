@@ -1,4 +1,4 @@
-"""A RabbitMQ of one node with the stream plugin, a real broker that runs from unpacked Debian packages.
+"""A RabbitMQ of one node, with the stream plugin or without, a real broker from unpacked Debian packages.
 
 Streams live in `mnesia/tier@localhost/stream` of the scratch folder, one folder each. The Erlang machine gets
 one scheduler and does not spin, so that a sidecar on two cores has one of its own.
@@ -6,7 +6,10 @@ one scheduler and does not spin, so that a sidecar on two cores has one of its o
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,10 +34,13 @@ RECIPE: Final = DebianPackages("rabbitmq", ("rabbitmq-server", *(f"erlang-{name}
 
 CONFIGURATION: Final = """\
 listeners.tcp.default = 127.0.0.1:{amqp_port}
-stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
-stream.advertised_host = 127.0.0.1
 log.console = true
 log.file = false
+"""
+
+STREAMS: Final = """\
+stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
+stream.advertised_host = 127.0.0.1
 """
 
 TLS: Final = """\
@@ -59,14 +65,29 @@ class Broker:
     streams: Path
     """The folder with a folder for each stream: a source is `rabbitmq://` and this path."""
     version: str
+    amqp_port: int
+    running: subprocess.Popen[bytes]
     tls_port: int | None = None
+
+    @property
+    def node(self) -> Path:
+        """The folder of the node: a source of classic queues is `rabbitmq-queues://` and this path."""
+        return self.streams.parent
+
+    def kill(self) -> None:
+        """End the broker at once, as a lost machine would."""
+        os.killpg(self.running.pid, signal.SIGKILL)
+        self.running.wait()
 
 
 @contextmanager
-def rabbitmq(scratch: Path, tls: tuple[Path, Path] | None = None) -> Iterator[Broker]:
+def rabbitmq(
+    scratch: Path, tls: tuple[Path, Path] | None = None, *, has_streams: bool = True
+) -> Iterator[Broker]:
     """Yield a broker whose files are in `scratch`, an existing folder. On exit it has ended.
 
-    `tls` is a certificate and its key. With them the broker also has a port with TLS.
+    `tls` is a certificate and its key. With them the broker also has a port with TLS. Without streams, nobody
+    listens on `stream_port`.
     Raises `NotReady` if it does not start. The packages must be installed (`RECIPE.install()`).
     """
     program = RECIPE.folder
@@ -79,8 +100,10 @@ def rabbitmq(scratch: Path, tls: tuple[Path, Path] | None = None) -> Iterator[Br
     wrapper.parent.mkdir(exist_ok=True)  # a broker may be started again on its files
     wrapper.write_text(ERL.format(erlang=erlang, erts=erts))
     wrapper.chmod(0o755)
-    (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n")
-    settings = CONFIGURATION.format(amqp_port=amqp_port, stream_port=stream_port)
+    (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n" if has_streams else "[].\n")
+    settings = CONFIGURATION.format(amqp_port=amqp_port)
+    if has_streams:
+        settings += STREAMS.format(stream_port=stream_port)
     if tls is not None:
         settings += TLS.format(tls_port=tls_port, certificate=tls[0], key=tls[1])
     (scratch / "rabbitmq.conf").write_text(settings)
@@ -109,7 +132,7 @@ def rabbitmq(scratch: Path, tls: tuple[Path, Path] | None = None) -> Iterator[Br
             process(home / "sbin/rabbitmq-server", log=log, env=env, cwd=scratch)
         )
         deadline = time.monotonic() + READY_SECONDS
-        while not _listens(stream_port):
+        while not _listens(stream_port if has_streams else amqp_port):
             if broker.poll() is not None or time.monotonic() > deadline:
                 raise NotReady(f"RabbitMQ did not start: {end_of(log)}")
             time.sleep(0.2)
@@ -117,6 +140,8 @@ def rabbitmq(scratch: Path, tls: tuple[Path, Path] | None = None) -> Iterator[Br
             stream_port=stream_port,
             streams=scratch / "mnesia" / NODE / "stream",
             version=RECIPE.version,
+            amqp_port=amqp_port,
+            running=broker,
             tls_port=tls_port,
         )
 
