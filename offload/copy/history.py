@@ -18,6 +18,7 @@ from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_check import check_source
 from offload.ground.errors import Absent, Corrupt, Diverged, Divergence, NotOffloaded
 from offload.model.attempt import Leftover
+from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream, Manifest
 from offload.read.reader import newer_manifest
 from offload.read.snapshots import chunk_at
@@ -27,13 +28,26 @@ from offload.write.writer import Agree
 async def first_damage(handle: ReadHandle) -> tuple[int, Corrupt] | None:
     """Return the offset of the first damaged chunk of `handle`, and the damage, or None if there is none."""
     for rows in handle.windows(await handle.table()):
-        raw = await handle.read(rows)
+        try:
+            raw = await handle.read(rows)
+        except Corrupt as damage:  # of a source that checks what it reads: its place is not that of a chunk
+            return await _first_unread(handle, rows, damage)
         try:
             await asyncio.to_thread(check_source, raw, rows, where=handle.where)
         except Corrupt as damage:
             row = int(np.searchsorted(rows["position"], np.uint64(damage.position), side="right")) - 1
             return int(rows["offset"][max(row, 0)]), damage
     return None
+
+
+async def _first_unread(handle: ReadHandle, rows: ChunkTable, damage: Corrupt) -> tuple[int, Corrupt]:
+    """Return the offset of the first of these chunks that cannot be read, and why."""
+    for row in range(len(rows) - 1):
+        try:
+            await handle.read(rows[row : row + 1])
+        except Corrupt as found:
+            return int(rows["offset"][row]), found
+    return int(rows["offset"][-1]), damage
 
 
 PAGE: Final = "see: offload help a-sync-stopped"

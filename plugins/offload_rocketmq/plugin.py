@@ -1,0 +1,20 @@
+"""The declarations of the RocketMQ plugin. Imports nothing of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.contracts.plugin import SourceType, hookimpl
+
+
+@hookimpl
+def offload_sources() -> Sequence[SourceType]:
+    """Declare the store of a broker as a source."""
+    return [
+        SourceType(
+            name="rocketmq",
+            target="offload_rocketmq.source:open_url",
+            schemes=("rocketmq",),
+            options=("broker",),
+        )
+    ]
