@@ -243,6 +243,10 @@ class _PatientView(StreamView):
     def is_measured(self) -> bool:
         return self._inner.is_measured
 
+    @property
+    def counts_messages(self) -> bool:
+        return self._inner.counts_messages
+
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
         return self._inner.walk(offset)
 

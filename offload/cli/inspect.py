@@ -25,7 +25,15 @@ from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
 from offload.cli.kit.columns import fit_tree
 from offload.cli.kit.gaps import gap_as_json, gaps_text
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, one_line, print_error, print_json, sizes_text
+from offload.cli.kit.output import (
+    AT_LEAST,
+    AT_MOST,
+    counted,
+    one_line,
+    print_error,
+    print_json,
+    sizes_text,
+)
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.ground.errors import OffloadError
@@ -283,9 +291,11 @@ def _fragment(view: StreamView, row: Entries, encryption: _Encryption) -> dict[s
 def _tree(view: StreamView, encryption: _Encryption, default: str | None, *, verbose: bool) -> Tree:
     committed = view.committed
     covered = f"[{committed.first_offset}, {committed.next_offset})"
+    most, least = ("", "") if view.counts_messages else (AT_MOST, AT_LEAST)
+    messages = most + counted(committed.messages, "message")
     tree = Tree(
         escape(
-            f"{one_line(committed.stream)}  {counted(committed.messages, 'message')} in offsets {covered}, "
+            f"{one_line(committed.stream)}  {messages} in offsets {covered}, "
             f"{sizes_text(committed.data_size_bytes, committed.stored_size_bytes)}"
         )
     )
@@ -301,7 +311,7 @@ def _tree(view: StreamView, encryption: _Encryption, default: str | None, *, ver
             keys.add(escape(str(key)))
     if default is not None:
         tree.add(f"default compression of the tier: {default}")
-    fragments = tree.add(f"fragments: {committed.fragments}, ledgers: {committed.ledgers}")
+    fragments = tree.add(f"fragments: {least}{committed.fragments}, ledgers: {committed.ledgers}")
     _add_fragments(fragments, view, encryption)
     return tree
 

@@ -10,7 +10,15 @@ import typer
 
 from offload.cli.encryption import is_encrypted
 from offload.cli.kit.arguments import Options, Tier
-from offload.cli.kit.output import print_error, print_json, print_table, ratio_text, size_text
+from offload.cli.kit.output import (
+    AT_LEAST,
+    AT_MOST,
+    print_error,
+    print_json,
+    print_table,
+    ratio_text,
+    size_text,
+)
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.ground.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
@@ -171,16 +179,17 @@ def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:
 
 
 def _line(row: dict[str, Any], parts: object) -> tuple[object, ...]:
+    counts = row.get("counts_messages", True)
     return (
         row.get("name", row["stream"]),
-        row["messages"],
+        f"{'' if counts else AT_MOST}{row['messages']}",
         row["first_offset"],
         row["next_offset"],
         size_text(row["bytes"]),
         size_text(row["stored_bytes"]),
         ratio_text(row["bytes"], row["stored_bytes"]),
         ", ".join(row["codecs"]) or "-",
-        row["fragments"],
+        f"{'' if counts else AT_LEAST}{row['fragments']}",
         row["version"],
         "-" if row["newest"] is None else iso_of(row["newest"]),
         "yes" if row["encrypted"] else "no",

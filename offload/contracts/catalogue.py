@@ -17,6 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, Self
 
 from offload.ground.errors import StreamDeleted
+from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream
 from offload.model.part import StreamPart
@@ -56,12 +57,21 @@ class StreamView(ABC):
     def is_measured(self) -> bool:
         """True if the entries have the exact sizes and times of their chunks, as by default.
 
-        False if a layout does not store them: then an entry's times are bounds, and its data size is that of
-        the stored bytes. Offsets and numbers of messages are always exact. `first_since` and
-        `last_timestamp_ms` of such a view may take fragments to be in the order of their times: to be sure,
-        they would have to read all of the data.
+        False if a layout does not store them: then an entry's times are bounds, or those of its first and
+        last chunk, and its data size is that of the stored bytes. Offsets are always exact. `first_since` and
+        `last_timestamp_ms` of such a view may take chunks to be in the order of their times: to be sure, they
+        would have to read all of the data.
         """
         return True
+
+    @property
+    def counts_messages(self) -> bool:
+        """True if numbers of messages are exact. By default, the committed state says so.
+
+        If it is False, an entry's `messages` is an upper bound, and only a table shows which records are
+        messages. `last_with_messages` is exact all the same.
+        """
+        return self.committed.counts_messages
 
     @abstractmethod
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
@@ -219,8 +229,16 @@ class EntryView(StreamView):
         return await self.tree.first_since(timestamp_ms)
 
     async def last_with_messages(self) -> Entry | None:
-        """See `StreamView.last_with_messages`."""
-        return await self.tree.last_with_messages()
+        """See `StreamView.last_with_messages`. Opens tables from the end if entries do not count messages."""
+        if self.counts_messages:
+            return await self.tree.last_with_messages()
+        before = self.committed.next_offset
+        while (entry := await self.find(before - 1)) is not None:
+            async with await self.open(entry) as handle:
+                if (await handle.table())["type"].min() == ChunkType.USER:
+                    return entry
+            before = entry.first_offset
+        return None
 
     async def last_timestamp_ms(self) -> int | None:
         """See `StreamView.last_timestamp_ms`. Mostly loads nothing."""

@@ -78,6 +78,12 @@ class CommittedStream:
     stored_size_bytes: int = 0
     fragments: int = 0
     ledgers: int = 0
+    counts_messages: bool = True
+    """False if entries do not show which records are messages, as in some foreign layouts.
+
+    Then `messages`, here and of an entry, is an upper bound. `fragments` counts a group as one.
+    """
+
     entries: Entries = field(default_factory=lambda: NO_ENTRIES)
     """The entries that are loaded, in the order of offsets: groups, and then fragments."""
 

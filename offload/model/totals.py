@@ -13,7 +13,8 @@ def totals(stream: str, manifest: CommittedStream | None) -> dict[str, object]:
     """Return the totals of a stream. All are 0 if nothing is committed."""
     names = ("ledgers", "fragments", "records", "messages", "first_offset", "next_offset", "version")
     numbers = {name: getattr(manifest, name) if manifest else 0 for name in names}
-    return {"stream": stream, **numbers, "bytes": manifest.data_size_bytes if manifest else 0}
+    found = {"stream": stream, **numbers, "bytes": manifest.data_size_bytes if manifest else 0}
+    return found if manifest is None or manifest.counts_messages else found | {"counts_messages": False}
 
 
 SUMS: Final = ("ledgers", "fragments", "records", "messages", "bytes", "stored_bytes")

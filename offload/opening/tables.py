@@ -311,7 +311,8 @@ class ArrowStream:
         of = f"<stream {self.name!r} of {self._tier.catalogue.url}"
         rows = sum(committed.messages for _, committed in self._parts)
         spans = " and ".join(f"[{part.first_offset}, {part.next_offset})" for _, part in self._parts)
-        counted = "1 row" if rows == 1 else f"{rows} rows"
+        most = "" if all(committed.counts_messages for _, committed in self._parts) else "at most "
+        counted = most + ("1 row" if rows == 1 else f"{rows} rows")
         return f"{of}: {counted} in offsets {spans}; columns {', '.join(self.schema.names)}>"
 
     def _maker(self, columns: Iterable[str] | None, decode: str | None) -> BatchMaker:

@@ -67,10 +67,14 @@ async def count_messages(
     """Return the number of messages of the reader's part with offsets in [offset, until).
 
     The entries have the numbers of whole fragments. A table is fetched only for a fragment that is in the
-    range in part and has other records beside messages: two at most.
+    range in part and has other records beside messages: two at most. If entries do not count messages
+    (`StreamView.counts_messages`), all tables of the range are fetched.
     """
     committed = reader.manifest
     first, until = max(offset, committed.first_offset), min(until, committed.next_offset)
+    if not committed.counts_messages:
+        async with aclosing(chunk_tables(catalogue, reader, first, until=until)) as tables:
+            return sum([_messages_in(table, first, until) async for table in tables])
     if (first, until) == (committed.first_offset, committed.next_offset):
         return committed.messages
     counted = 0

@@ -84,7 +84,7 @@ def origin_of(archive: Archive, start: int) -> RestoreOrigin:
         next_offset=min(archive.until, committed.next_offset),
         size_bytes=committed.data_size_bytes,
         epoch=committed.source_epoch if isinstance(committed, Manifest) else None,
-        has_tracking=committed.messages < committed.records,
+        has_tracking=committed.messages < committed.records or not committed.counts_messages,
     )
 
 

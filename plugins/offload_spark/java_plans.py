@@ -180,6 +180,8 @@ def certain_rows(part: PlannedPart) -> int:
     index says where tracking records are, so all of a fragment are counted as if they were in the part.
     """
     bounds = part.bounds
+    if not part.committed.counts_messages:
+        return 0
     if (bounds.first_timestamp_ms, bounds.last_timestamp_ms) != (TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX):
         return 0
     first, until = max(part.first, bounds.first_offset), min(part.until, bounds.next_offset)

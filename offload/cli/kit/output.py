@@ -13,10 +13,13 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from offload.ground.errors import Corrupt, OffloadError
 
 __all__ = [
+    "AT_LEAST",
+    "AT_MOST",
     "counted",
     "error_line",
     "one_line",
@@ -106,6 +109,11 @@ def print_objects(what: str, rows: Iterable[tuple[str, str]], *, verbose: bool) 
         shown = keys if verbose or len(keys) == 1 else [counted(len(keys), "object")]
         for key in shown:
             print(f"{what} {one_line(key)}: {one_line(reason)}")
+
+
+AT_MOST: Final = "≤ "
+AT_LEAST: Final = "≥ "
+"""The marks of numbers of a stream whose entries do not count messages (`StreamView.counts_messages`)."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -85,7 +85,8 @@ class EntryVerifier:
                         await self._fragment(view, entry, view.name_of(run[row : row + 1]))
             report.reached = reached
             _check(view.where, "next offset", committed.next_offset, reached)
-            _check(view.where, "total of fragments", committed.fragments, fragments)
+            if view.counts_messages:
+                _check(view.where, "total of fragments", committed.fragments, fragments)
             _check(view.where, "total of messages", committed.messages, messages)
         except (Corrupt, UnsupportedFormat) as error:  # of the tree: the rest of the stream cannot be listed
             _add(report, error, view.where, committed.stream)
@@ -99,7 +100,7 @@ class EntryVerifier:
         report.not_compared += report.level is VerifyLevel.CHECKSUM
         try:
             async with await view.open(entry) as handle:
-                await self._handle(handle, entry, is_measured=view.is_measured)
+                await self._handle(handle, entry, view)
         except Absent as absent:
             if await self._is_damage(view, absent):
                 report.damages.append(absent.within(name, stream=stream))
@@ -108,9 +109,9 @@ class EntryVerifier:
         report.judged_to = name
         self._progress(report)
 
-    async def _handle(self, handle: ReadHandle, entry: Entry, *, is_measured: bool) -> None:
-        table = await handle.table()
-        check_table(table, entry, is_measured=is_measured, where=handle.where)
+    async def _handle(self, handle: ReadHandle, entry: Entry, view: StreamView) -> None:
+        table, counts = await handle.table(), view.counts_messages
+        check_table(table, entry, is_measured=view.is_measured, counts=counts, where=handle.where)
         if self._report.level is not VerifyLevel.BYTES:
             return
         at = 0
@@ -138,10 +139,13 @@ class EntryVerifier:
         return False
 
 
-def check_table(table: ChunkTable, entry: Entry, *, is_measured: bool = True, where: str) -> None:
+def check_table(
+    table: ChunkTable, entry: Entry, *, is_measured: bool = True, counts: bool = True, where: str
+) -> None:
     """Raise `Corrupt` unless the chunks of a fragment match the numbers in its entry.
 
-    If it was not measured, its times are bounds, and its data size is not compared.
+    If it was not measured, its times and its data size are not compared. If the entry does not count
+    messages, its number of messages is a bound.
     """
     offsets, records = table["offset"], table["records"]
     _check(where, "number of chunks", "1 or more", "1 or more" if len(table) else 0)
@@ -150,14 +154,12 @@ def check_table(table: ChunkTable, entry: Entry, *, is_measured: bool = True, wh
     if begins != ends:
         row = next(row for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin != end)
         raise Corrupt("offset", where, expected=ends[row], found=begins[row])
-    _check(where, "messages", entry.messages, int(records[table["type"] == ChunkType.USER].sum()))
-    first_ms, last_ms = int(table["timestamp_ms"].min()), int(table["timestamp_ms"].max())
-    if not is_measured:
-        first_ms, last_ms = min(first_ms, entry.first_timestamp_ms), max(last_ms, entry.last_timestamp_ms)
-    else:
+    messages = int(records[table["type"] == ChunkType.USER].sum())
+    _check(where, "messages", entry.messages, messages if counts else max(messages, entry.messages))
+    if is_measured:
         _check(where, "data size", entry.data_size_bytes, int(table["size_bytes"].sum()))
-    _check(where, "first timestamp", entry.first_timestamp_ms, first_ms)
-    _check(where, "last timestamp", entry.last_timestamp_ms, last_ms)
+        _check(where, "first timestamp", entry.first_timestamp_ms, int(table["timestamp_ms"].min()))
+        _check(where, "last timestamp", entry.last_timestamp_ms, int(table["timestamp_ms"].max()))
 
 
 def _check(where: str, what: str, expected: object, found: object, position: int = 0) -> None:
