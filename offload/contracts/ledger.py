@@ -20,7 +20,9 @@ class ReadHandle(ABC):
 
     Handles of a source promise no checks: the offloader checks every byte that it takes from them.
     Handles of a tier promise that `read` returns only chunks whose checksums match, and raises `Corrupt`
-    otherwise. However the chunks are stored, it fetches at most 512 KiB beside them.
+    otherwise. However the chunks are stored, it fetches at most 512 KiB beside them. If the type of a chunk
+    is only in the chunk, `table` may also read the chunks that have one record, and gaps of at most 1 MiB
+    between them: at most all chunks once.
     """
 
     __slots__ = ()
