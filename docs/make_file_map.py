@@ -28,6 +28,7 @@ PACKAGES: Final = (
     "plugins/offload_keys",
     "plugins/offload_pulsar",
     "plugins/offload_rabbitmq",
+    "plugins/offload_rabbitmq_s3",
     "plugins/offload_rocketmq",
     "plugins/offload_spark",
     "plugins/pyspark_offload",

@@ -1,4 +1,4 @@
-"""Write docs/format.md and docs/pulsar.md from their templates and the layout tables of the code.
+"""Write the pages of formats from their templates and the layout tables of the code.
 
     python docs/make_format.py
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+from offload_rabbitmq_s3 import RabbitmqKey
+
 from offload.formats.anchor import KeyObject, StreamAnchor, TierAnchor
 from offload.formats.blocks import BLOCK_SIZE_BYTES
 from offload.formats.fragment_trailer import CHUNKS_MAX, TRAILER
@@ -25,7 +27,7 @@ from offload.model.entry import EntryKind
 from offload.model.part import StreamPart
 
 HERE: Final = Path(__file__).parent
-PAGES: Final = ("format", "pulsar")
+PAGES: Final = ("format", "pulsar", "rabbitmq-s3")
 NOTE: Final = "<!-- Made by docs/make_format.py from docs/{}.template; edit those. -->"
 ATTEMPT: Final = UUID("7f1d3c52-8a0e-4b6f-9c1d-2e3f4a5b6c7d")
 STREAM_KEY: Final = UUID("5d2a9c14-0b7e-4f38-a6d1-93e8c7b02f45")
@@ -71,6 +73,14 @@ def _index() -> str:
     return keys.index(IndexName(folder, 1234, 5678, 17, INCARNATION, GROUP))
 
 
+def _rabbitmq_keys() -> str:
+    stream, uid = "__orders_1795000000000000000", 0xF619C087
+    kinds = [*EntryKind, None]
+    numbers = [1234, 1234, 0, 0, 4]
+    keys = [str(RabbitmqKey(stream, kind, number, uid)) for kind, number in zip(kinds, numbers, strict=True)]
+    return "\n".join(("```text", *keys, "```"))
+
+
 def _key_object() -> str:
     made = KeyObject(
         stream="orders",
@@ -102,6 +112,7 @@ EXAMPLES: Final = {
     "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
     "compressed_tier_anchor": TierAnchor(compression="zstd:3").encode().decode().rstrip("\n"),
     "key_object": _key_object(),
+    "rabbitmq_keys": _rabbitmq_keys(),
     "stream_anchor": StreamAnchor(stream="orders").encode().decode().rstrip("\n"),
     "part_anchor": StreamAnchor.of(StreamPart("orders", 2)).encode().decode().rstrip("\n"),
 }

@@ -23,6 +23,7 @@ PACKAGES = (
     "offload_posix",
     "offload_pulsar",
     "offload_rabbitmq",
+    "offload_rabbitmq_s3",
     "offload_rocketmq",
     "offload_s3",
     "offload_spark",

@@ -23,6 +23,8 @@ from offload.contracts.store import Buffer, ObjectStore, Span, Suffix
 from offload.ground.errors import Corrupt, UnsupportedFormat
 from offload.store.wrap import StoreDecorator
 
+__all__ = ["checked", "checked_buffer"]
+
 T = TypeVar("T")
 
 INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024

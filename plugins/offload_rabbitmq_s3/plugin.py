@@ -1,0 +1,25 @@
+"""The declarations of the plugin for buckets of rabbitmq-stream-s3. Imports nothing of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.contracts.plugin import Backend, hookimpl
+
+SCHEMES = ("rabbitmq+s3", "rabbitmq+gs", "rabbitmq+az", "rabbitmq+file")
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Declare the buckets of rabbitmq-stream-s3 as tiers that can only be read."""
+    return [
+        Backend(
+            name="rabbitmq-s3",
+            target="offload_rabbitmq_s3.catalogue:open_catalogue",
+            schemes=SCHEMES,
+            kind="catalogue",
+            options=("root",),
+            opens_stores=True,
+            takes=("env", "limits", "metrics"),
+        )
+    ]
