@@ -199,8 +199,11 @@ class _Lookup:
                 return await self._looked_up(reader, listed)
             except NotFound:  # a merge, a trim or a sweep came between: list, and then load the root, again
                 listed = await list_indexes(store, name, index_folder_of(name, by), self.report)
-                newest = await self.catalogue.view(name)
-                reader = StreamReader(self.catalogue, newest.committed, part=reader.part, emit=reader.emit)
+                newest = await self.catalogue.newer_view(reader.manifest)
+                if newest is not None:
+                    reader = StreamReader(
+                        self.catalogue, newest.committed, part=reader.part, emit=reader.emit
+                    )
         raise TryAgain(f"stream {name!r}: its indexes change faster than they can be read; run again")
 
     async def _looked_up(self, reader: StreamReader, listed: Sequence[IndexObject]) -> PartLookup:

@@ -1,0 +1,204 @@
+"""`offload index` and `offload find`: each message is found by its key, and the output says what it cost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Ran, offload, read, start, sync
+from osiris_data import DATA, STREAMS
+
+ID = ("--by", "amqp:properties.message_id")
+AMQP = ("--decode", "amqp")
+
+
+@pytest.fixture(scope="module")
+def synced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with real streams, indexed by message id. Tests do not change it."""
+    folder = tmp_path_factory.mktemp("find") / "tier"
+    sync(DATA, folder)
+    for stream in STREAMS:
+        assert offload("index", folder, stream, *ID).code == 0
+    return folder
+
+
+@pytest.fixture
+def tier(synced: Path, tmp_path: Path) -> Path:
+    """A copy of that tier."""
+    return Path(shutil.copytree(synced, tmp_path / "tier"))
+
+
+def indexes(tier: Path) -> list[Path]:
+    """Return the index objects of a tier."""
+    return sorted(tier.rglob("*.index"))
+
+
+def ids(tier: Path, stream: str) -> dict[int, str]:
+    """Return the message id of each message that has one, by its offset."""
+    found = {line["offset"]: line["properties"] for line in read(tier, stream, *AMQP).objects}
+    return {at: each["message_id"] for at, each in found.items() if each and each.get("message_id")}
+
+
+def find(tier: Path, *arguments: object, code: int = 0) -> Ran:
+    ran = offload("find", tier, *arguments)
+    assert ran.code == code, ran.stderr
+    return ran
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_message_is_found_by_its_id_and_nothing_is_scanned(
+    synced: Path, tmp_path: Path, stream: str
+) -> None:
+    wanted = ids(synced, stream)
+    terms = tmp_path / "terms"
+    terms.write_bytes("".join(f"{each}\n" for each in wanted.values()).encode() + b"\nnobody\n")
+
+    ran = find(synced, stream, *ID, "--terms-from", terms, *AMQP)
+
+    assert [line["offset"] for line in ran.objects] == [*wanted]
+    assert ran.error.endswith(" read by them, 0 scanned")
+
+
+def test_a_line_is_that_of_read_behind_the_name_of_the_stream(synced: Path) -> None:
+    [line] = find(synced, "tiny", *ID, "--term", "m7", *AMQP).lines
+
+    assert line == '{"stream":"tiny",' + read(synced, "tiny", "--from", 7, "--limit", 1, *AMQP).lines[0][1:]
+    assert (
+        find(synced, "tiny", *ID, "--term", "m7", "--format", "raw").stdout
+        == read(synced, "tiny", "--from", 7, "--limit", 1, "--format", "raw").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        ((), [2, 4, 8]),
+        (("--limit", 2), [2, 4]),
+        (("--limit", 0), []),
+        (("--from", 3), [4, 8]),
+        (("--to", 8), [2, 4]),
+        (("--from", 3, "--to", 100), [4, 8]),
+        (("--from", "next"), []),
+    ],
+)
+@pytest.mark.parametrize("by", ["amqp:properties.message_id", "amqp:body.key,properties.message_id"])
+def test_positions_and_a_limit_cut_what_is_found(
+    synced: Path, by: str, options: tuple[Any, ...], offsets: list[int]
+) -> None:
+    """By an index, and by a SPEC that nobody has indexed."""
+    terms = ("--term", "m8", "--term", "m2", "--term", "m4", "--term", "m2")
+
+    assert [line["offset"] for line in find(synced, "tiny", "--by", by, *terms, *options).objects] == offsets
+
+
+def test_a_glob_searches_all_streams_that_it_matches(synced: Path) -> None:
+    found = find(synced, "*", *ID, "--term", ids(synced, "tiny")[3], "--term", "nobody").objects
+
+    assert {line["stream"] for line in found} >= {"tiny"}
+    assert (
+        find(synced, "x*", *ID, "--term", "m1", code=1)
+        .stderr.splitlines()[-1]
+        .endswith("has no stream that 'x*' matches")
+    )
+
+
+def test_indexed_only_leaves_out_what_is_not_indexed(tier: Path) -> None:
+    assert find(tier, "tiny", *ID, "--term", "m7", "--indexed-only").objects[0]["offset"] == 7
+    for each in indexes(tier):
+        each.unlink()
+
+    ran = find(tier, "tiny", *ID, "--term", "m7", "--indexed-only", code=1)
+
+    assert ran.stdout == b""
+    assert "stream 'tiny': left out [0, 10), which is not indexed" in ran.stderr
+    assert find(tier, "tiny", *ID, "--term", "m7").stderr.endswith("0 records read by them, 10 scanned\n")
+
+
+def test_a_damaged_index_costs_a_scan_and_a_note_and_verify_finds_it(tier: Path) -> None:
+    [path] = [each for each in indexes(tier) if "tiny" in each.parts]
+    raw = bytearray(path.read_bytes())
+    raw[3] ^= 1
+    path.write_bytes(raw)
+
+    ran = find(tier, "tiny", *ID, "--term", "m7")
+
+    assert [line["offset"] for line in ran.objects] == [7]
+    assert "what this index object covers counts as not indexed" in ran.stderr
+    assert "10 scanned" in ran.stderr
+    verified = offload("verify", tier, "--json")
+    assert verified.code == 1
+    assert [each["what"] for each in verified.document["damages"]] == ["index rows checksum"]
+
+
+def test_index_reads_only_what_is_new_and_reports_it(tier: Path) -> None:
+    again = offload("index", tier, "tiny", *ID, "--json").document
+    other = offload("index", tier, "tiny", "--by", "amqp:body.key", "--json").document
+
+    assert (again["built"], again["objects"], again["next_offset"]) == (0, 1, 10)
+    assert (other["built"], other["rows"], other["records"], other["objects"]) == (1, 10, 10, 1)
+    assert offload("verify", tier).code == 0
+    assert "nothing to delete" in offload("sweep", tier, "--grace", "0").text
+
+
+def test_a_copy_has_no_index_and_a_deleted_stream_keeps_none(tier: Path, tmp_path: Path) -> None:
+    assert offload("copy", tier, tmp_path / "copy").code == 0
+    assert indexes(tmp_path / "copy") == []
+
+    assert offload("delete", tier, "tiny", "--yes").code == 0
+    swept = offload("sweep", tier, "--json").document
+
+    assert [each for each in indexes(tier) if "tiny" in each.parts] == []
+    [row] = [each for each in swept["streams"] if each["stream"] == "tiny"]
+    assert row["deleted"]["an index of an earlier life or time of the stream"]["objects"] == 1
+
+
+def test_an_encrypted_stream_is_refused_in_one_line_and_is_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOAD_KEY_TIER_2026", "bW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW0=")
+    tier, options = tmp_path / "tier", ("--keys", "keyenv:")
+    assert offload("sync", f"rabbitmq://{DATA / 'tiny'}", tier, *options, "--encrypt", "tier-2026").code == 0
+
+    ran = offload("index", tier, "tiny", *ID)
+
+    assert ran.code == 1
+    assert ran.error.endswith(
+        "stream 'tiny' is encrypted: an index would show which records have the same key"
+    )
+    assert find(tier, "tiny", *ID, "--term", "m7", *options).objects[0]["offset"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--by", "amqp", "--term", "x"), "is no SPEC of an index"),
+        (("--by", "nosuch:key", "--term", "x"), "no plugin knows the decoder 'nosuch'"),
+        (("--by", "amqp:nosuch", "--term", "x"), "decoder amqp has no 'nosuch'"),
+        ((*ID,), "a find takes --term or --terms-from"),
+        ((*ID, "--term", ""), "no term is empty"),
+        ((*ID, "--term", "x", "--from", "yesterday"), "is not a position"),
+    ],
+)
+def test_a_wrong_argument_ends_with_2_and_one_line(
+    synced: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    ran = offload("find", synced, "tiny", *arguments)
+
+    assert ran.code == 2
+    assert says in ran.error
+
+
+def test_two_processes_index_one_stream(tier: Path) -> None:
+    for each in indexes(tier):
+        each.unlink()
+    running = [start("index", tier, "filtered", *ID, "--json") for _ in range(2)]
+    reports = [json.loads(each.communicate(timeout=60)[0]) for each in running]
+
+    assert [each.returncode for each in running] == [0, 0]
+    assert {report["next_offset"] for report in reports} == {20000}
+    assert offload("index", tier, "filtered", *ID, "--json").document["objects"] == 1
+    assert len([each for each in indexes(tier) if "filtered" in each.parts]) == 1
+    assert offload("verify", tier).code == 0
