@@ -155,11 +155,11 @@ async def bodies(ledger: ManagedLedger, start: int = 0) -> list[bytes]:
     return found
 
 
-async def contribute(tier: ObjectStoreOffloader, *chunks: bytes) -> None:
+async def contribute(tier: ObjectStoreOffloader, *chunks: bytes, ledger_id: int | None = None) -> None:
     """Append chunks as a job does: behind the end of the stream, whoever holds it."""
     job = await Job.begin(tier, STREAM)
-    handle = MemoryHandle(chunks)
-    manifest, [attempt] = await job.prepare([handle.first_offset])
+    handle = MemoryHandle(chunks, ledger_id=ledger_id)
+    manifest, [attempt] = await job.prepare([handle.ledger_id])
     await job.append([await tier.offload(handle, attempt, manifest=manifest, extra_metadata={})])
 
 

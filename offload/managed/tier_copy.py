@@ -12,8 +12,9 @@ An end of the tier is believed for one of two reasons. Until then nothing of it 
 added to `had`, or a reason to delete:
 
     this process's own commits made it, from an end that was believed (`StreamWriter.reached`)
-    it was compared: the last chunk of the tier is in the log, and so are all chunks behind `had`, by their
-    offsets, times and sizes
+    it was compared: the last chunk of the tier is in the log, and so are all chunks behind `had`: the last
+    one of each fragment by its bytes, which one log has in one history alone, and the others by their
+    offsets, times and sizes. A copy may join fragments of several jobs: all of its bytes are compared
 
 To hold the fence is no reason: a job appends without a claim, and compares nothing with this log.
 
@@ -275,7 +276,7 @@ class LedgerOnTier:
         try:
             for ledger in snapshot.ledgers:
                 at, until = max(begin, ledger.first_offset), min(manifest.next_offset, ledger.next_offset)
-                await self._compare_with(ledger, manifest, at, until)
+                await self._compare_with(ledger, manifest, at, until, by_bytes=True)
         except Absent as absent:
             return await self._check(await newer_manifest(self.tier, manifest, absent), snapshot)
         return manifest
@@ -379,7 +380,9 @@ class LedgerOnTier:
             async with await self.log.open_ledger(ledger.ledger_id) as local:
                 await self._compare_with(local, manifest, at, ledger.next_offset)
 
-    async def _compare_with(self, local: ReadHandle, manifest: Manifest, at: int, until: int) -> None:
+    async def _compare_with(
+        self, local: ReadHandle, manifest: Manifest, at: int, until: int, *, by_bytes: bool = False
+    ) -> None:
         """Raise an error unless the tier has [`at`, `until`) of a local ledger, in whole fragments."""
         if at >= until:
             return
@@ -390,7 +393,10 @@ class LedgerOnTier:
                     if at >= until:
                         return
                     async with await view.open(entry) as handle:
-                        self._compare_chunks(chunks, await handle.table(), handle.where)
+                        ours, theirs = self._same_chunks(chunks, await handle.table(), handle.where)
+                        if by_bytes:
+                            behind = slice(None) if entry.copied else slice(-1, None)
+                            await self._compare_bytes(local, ours[behind], handle, theirs[behind])
                     at = entry.next_offset
         if at < until:
             raise _lost(self.log.name, f"its entries end at offset {at}")
@@ -411,17 +417,33 @@ class LedgerOnTier:
                 "local copy is deleted; see: offload help embedding#if-a-ledger-has-stopped"
             )
 
-    def _compare_chunks(self, ours: ChunkTable, theirs: ChunkTable, where: str) -> None:
-        """Raise `Diverged` unless both tables have the same chunks where both have some."""
+    def _same_chunks(self, ours: ChunkTable, theirs: ChunkTable, where: str) -> tuple[ChunkTable, ChunkTable]:
+        """Return the rows of both tables where both have some. Raises `Diverged` if they are other chunks."""
         begin = max(int(ours["offset"][0]), int(theirs["offset"][0]))
         ours, theirs = ours[row_from(ours, begin) :], theirs[row_from(theirs, begin) :]
         both = min(len(ours), len(theirs))
-        if not all(np.array_equal(ours[name][:both], theirs[name][:both]) for name in CHUNK_COLUMNS):
-            raise Diverged(
-                f"stream {self.log.name!r}: the chunks of {where} are not those of {self.log.where}; "
-                "no local copy is deleted",
-                kind=Divergence.FORK,
-            )
+        ours, theirs = ours[:both], theirs[:both]
+        if not all(np.array_equal(ours[name], theirs[name]) for name in CHUNK_COLUMNS):
+            raise self._forked(where)
+        return ours, theirs
+
+    async def _compare_bytes(
+        self, local: ReadHandle, ours: ChunkTable, handle: ReadHandle, theirs: ChunkTable
+    ) -> None:
+        """Raise `Diverged` unless these chunks, which have equal rows, have equal bytes."""
+        at = 0
+        for window in handle.windows(theirs):
+            mine = await local.read(ours[at : at + len(window)])
+            if memoryview(mine) != memoryview(await handle.read(window)):
+                raise self._forked(handle.where)
+            at += len(window)
+
+    def _forked(self, where: str) -> Diverged:
+        return Diverged(
+            f"stream {self.log.name!r}: the chunks of {where} are not those of {self.log.where}; "
+            "no local copy is deleted",
+            kind=Divergence.FORK,
+        )
 
     async def trim_target(self, retention: Retention, *, slowest_offset: int | None) -> int | None:
         """Return the offset below which retention deletes records on the tier; None if nothing goes.

@@ -14,6 +14,7 @@ from offload.managed.ledger import ManagedLedger
 from offload.managed.policy import LedgerPolicy
 from offload.store.faults import Fault, Rule
 from offload.two_sides.choice import ReadPriority
+from offload.upkeep.compact.stream import compact
 from offload.upkeep.retention import Retention, trim
 
 LAG = LedgerPolicy(offload_size_bytes=None, deletion_lag_seconds=60, roll_seconds=None)
@@ -155,6 +156,29 @@ def test_a_last_chunk_of_the_log_does_not_vouch_for_what_another_job_appended_be
             await ledger.plan()
 
         assert noted_end(world) == 10
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_chunks_of_the_same_size_and_time_are_told_apart_by_their_bytes(is_compacted: bool) -> None:
+    """A job appended the last chunks of the log behind other records. A compaction may have joined both."""
+
+    async def scenario(world: World) -> None:
+        ledger = await leading(world)
+        for chunk in (rivals_chunk(world, 10), *world.disk.ledgers[1].chunks[1:]):
+            await contribute(world.tier(), chunk, ledger_id=1)
+        if is_compacted:
+            [report] = [each async for each in compact(world.tier(), fragment_size_bytes=2**20)]
+            assert report.fragments == 2
+        world.clock.now += 61
+
+        await ledger.step()
+
+        assert isinstance(ledger.error, Diverged)
+        assert ledger.error.kind is Divergence.FORK
+        assert noted_end(world) == 10
+        assert 10 in world.local()
 
     run(scenario)
 
