@@ -15,12 +15,30 @@ from command_line import sync
 from osiris_data import DATA, MANIFEST, body_of
 from osiris_writer import write_stream
 from served_pair import Ports, served_pair
+from stream_client import FIRST, RawClient, first_offsets
 from stream_programs import PAGE, TOOLS, StreamProgram, program_in, with_simple_codec
 from stream_server import served
 
 from offload import build_chunk
 
 pytestmark = campaign("rstream reads both in make test; the clients for Java and Go are built for a minute")
+
+EVERY = "func(message *amqp.Message) bool { return true }"
+FILTERED = {
+    "Java": (
+        ".offset(OffsetSpecification.first())",
+        '.offset(OffsetSpecification.first()).filter().values("g3").postFilter(message -> true).builder()',
+    ),
+    "Go": (
+        ".First())",
+        f'.First()).SetFilter(stream.NewConsumerFilter([]string{{"g3"}}, false, {EVERY}))',
+    ),
+    "Python": (
+        "offset_specification=first)",
+        'offset_specification=first, filter_input=FilterConfiguration(values_to_filter=["g3"]))',
+    ),
+}
+"""What is changed on the page so that a program asks for chunks with a filter value."""
 
 BODIES = [f"no AMQP {number}" for number in range(100)]
 
@@ -69,6 +87,24 @@ def test_a_client_reads_every_message_of_chunks_with_filters(program: StreamProg
         found = program.read(running.port, "filtered", 20_000)
 
     assert found == [f"{i} {body_of(i).decode()}" for i in range(20_000)]
+
+
+@pytest.mark.parametrize("language", TOOLS)
+def test_a_client_with_a_filter_reads_the_chunks_that_may_have_its_value(
+    language: str, tier: Path, tmp_path: Path
+) -> None:
+    page = (
+        PAGE.read_text().replace(*FILTERED[language]).replace("Consumer,", "Consumer, FilterConfiguration,")
+    )
+    program = program_in(language, tmp_path, page)
+    with served(tier) as running, RawClient.opened(running.port) as client:
+        client.subscribe("filtered", FIRST, filter_0="g3")
+        offsets = [first + at for first in first_offsets(client.delivered(9)) for at in range(250)]
+        assert client.is_quiet()
+
+        found = program.read(running.port, "filtered", len(offsets))
+
+    assert found == [f"{offset} {body_of(offset).decode()}" for offset in offsets]
 
 
 def test_java_reads_bodies_that_are_no_amqp_by_simple_codec(ports: Ports, tmp_path: Path) -> None:
