@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import SourceType, hookimpl
+from offload.contracts.plugin import DecoderType, SourceType, hookimpl
+
+
+@hookimpl
+def offload_decoders() -> Sequence[DecoderType]:
+    """Declare a decoder of the records: bodies, keys, tags and properties."""
+    return [DecoderType(name="rocketmq", target="offload_rocketmq.decoder:RocketmqDecoder")]
 
 
 @hookimpl
