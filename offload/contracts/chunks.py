@@ -28,16 +28,11 @@ class StoredChunk(NamedTuple):
     raw: memoryview
     """All sections, back to back."""
 
-    header: memoryview
-    filter: memoryview
-    """The bloom filter (`formats.bloom`). Empty if no record has a filter value."""
+    filter_at: int
+    """Where the sections behind the header begin in `raw`: the filter, the entries, and the trailer."""
 
-    data: memoryview
-    """The entries (`formats.entries`)."""
-
-    trailer: memoryview
-    """The broker's own tracking records."""
-
+    data_at: int
+    trailer_at: int
     where: str
     """The object that has it."""
 
@@ -48,3 +43,23 @@ class StoredChunk(NamedTuple):
     def next_offset(self) -> int:
         """The offset behind the last record."""
         return self.offset + self.records
+
+    @property
+    def header(self) -> memoryview:
+        """The header, in the broker's layout (`formats.layout`)."""
+        return self.raw[: self.filter_at]
+
+    @property
+    def filter(self) -> memoryview:
+        """The bloom filter (`formats.bloom`). Empty if no record has a filter value."""
+        return self.raw[self.filter_at : self.data_at]
+
+    @property
+    def data(self) -> memoryview:
+        """The entries (`formats.entries`)."""
+        return self.raw[self.data_at : self.trailer_at]
+
+    @property
+    def trailer(self) -> memoryview:
+        """The broker's own tracking records."""
+        return self.raw[self.trailer_at :]

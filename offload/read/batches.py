@@ -147,22 +147,12 @@ def chunk_of(window: Window, begin: int, row: ChunkRow, part: int) -> StoredChun
     offset, timestamp_ms, position, size, records, kind = row
     raw = memoryview(window.data)[position - begin : position - begin + size]
     data_size, _, filter_size = _SIZES.unpack_from(raw, _SIZES_AT)
-    start = CHUNK_HEADER.size_bytes + filter_size
-    stop = start + data_size
+    data_at = CHUNK_HEADER.size_bytes + filter_size
+    # By position, because names double the cost of a small chunk.
     return StoredChunk(
-        part,
-        offset,
-        timestamp_ms,
-        records,
-        kind,
-        raw,
-        raw[: CHUNK_HEADER.size_bytes],
-        raw[CHUNK_HEADER.size_bytes : start],
-        raw[start:stop],
-        raw[stop:],
-        window.where,
-        position,
-    )
+        part, offset, timestamp_ms, records, kind, raw,
+        CHUNK_HEADER.size_bytes, data_at, data_at + data_size, window.where, position,
+    )  # fmt: skip
 
 
 def messages_in(chunk: StoredChunk) -> Messages | None:

@@ -183,15 +183,17 @@ class Subscription:
 
     def _send(self, chunk: StoredChunk, reader: ServedStream) -> bool:
         self._credit -= 1
-        data, header = chunk.data, bytes(chunk.header)
         layout = _HEADS[self._version]
-        size_bytes = layout.size - SIZE.size + len(header) + len(data)
+        # The header and the entries are neighbours, unless there is a filter.
+        has_filter = chunk.data_at > chunk.filter_at
+        sections = (chunk.header, chunk.data) if has_filter else (chunk.raw[: chunk.trailer_at],)
+        size_bytes = layout.size - SIZE.size + sum(map(len, sections))
         fields = [size_bytes, Key.DELIVER, self._version, self.number]
         if self._version > 1:
             fields.append(self._committed(chunk, reader))
         self._counts.delivered_chunks += 1
         self._counts.delivered_bytes += size_bytes
-        return self._outbox.send(layout.pack(*fields) + header, data)
+        return self._outbox.send(layout.pack(*fields), *sections)
 
     def _committed(self, chunk: StoredChunk, reader: ServedStream) -> int:
         """Return the id of the last committed chunk, as far as it is known without waiting for it."""
