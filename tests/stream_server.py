@@ -25,7 +25,7 @@ class Served:
     loop: asyncio.AbstractEventLoop
     session: Session
     left: set[str]
-    """What still ran when it had ended. Filled at the end."""
+    """What still ran when it had ended, and errors that asyncio caught. Empty, or the test fails."""
 
 
 @contextmanager
@@ -54,6 +54,7 @@ def served(
             port = int(listener.url.rpartition(":")[2])
             loop = asyncio.get_running_loop()
             started.append(Served(port, listener.counts, loop, session, set()))
+            loop.set_exception_handler(lambda _, context: started[0].left.add(f"an error: {context}"))
             ready.set()
             await asyncio.to_thread(stop.wait)
             stopping.set()

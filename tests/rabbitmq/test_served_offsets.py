@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sqlite3
 import struct
@@ -105,25 +106,12 @@ def test_a_second_server_is_refused_until_the_first_ends(tier: Path, tmp_path: P
     kept(tmp_path / "file")
 
 
-def other_program(path: Path) -> None:
-    path.unlink()
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("CREATE TABLE mine (x)")
+def changed(sql: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(sql)
 
-
-def no_number(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute("UPDATE offsets SET offset = '-1'")
-
-
-def other_table(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute("ALTER TABLE offsets RENAME COLUMN offset TO other")
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+    return change
 
 
 @pytest.mark.parametrize(
@@ -132,10 +120,10 @@ def folder(path: Path) -> None:
         (lambda path: path.write_bytes(b"x" * 9000), "file is not a database"),
         (lambda path: path.write_bytes(path.read_bytes()[:6000]), "malformed"),
         (lambda path: path.write_bytes(path.read_bytes()[:4096] + bytes(8192)), "it is damaged"),
-        (other_program, "a database of another program"),
-        (other_table, "no such column: offset"),
-        (no_number, "a row of it has no offset"),
-        (folder, "unable to open database file"),
+        (lambda path: path.rename(path.with_name("other")) and path.mkdir(), "unable to open database file"),
+        (changed("PRAGMA application_id = 0"), "a database of another program"),
+        (changed("ALTER TABLE offsets RENAME COLUMN offset TO other"), "no such column: offset"),
+        (changed("UPDATE offsets SET offset = '-1'"), "a row of it has no offset"),
     ],
 )
 def test_a_damaged_file_is_one_clear_line(
@@ -148,8 +136,7 @@ def test_a_damaged_file_is_one_clear_line(
     ran = offload("serve", tier, "--listen", f"rabbitmq-stream://127.0.0.1:0?offsets={path}")
 
     assert ran.code == 1
-    with pytest.raises(Misuse, match=f"the file of offsets .* cannot be used: .*({said})"):
-        raise Misuse(ran.error)
+    assert re.search(f"the file of offsets '{path}' cannot be used: .*{said}", ran.error)
 
 
 def test_bytes_that_change_anywhere_are_refused_or_harmless(tmp_path: Path) -> None:
@@ -177,11 +164,9 @@ def test_offsets_stay_in_memory_while_the_disk_is_full(
     monkeypatch.setattr(offsets, "RETRY_SECONDS", 0.01)
 
     async def until(*, has_problem: bool) -> None:
-        for _ in range(1000):
-            await asyncio.sleep(0.01)
-            if bool(problems) == has_problem:
-                return
-        raise TimeoutError
+        async with asyncio.timeout(10):
+            while bool(problems) != has_problem:  # noqa: ASYNC110 - the problems are a plain dictionary
+                await asyncio.sleep(0.01)
 
     async def main() -> None:
         found = OffsetsInFile(str(path), Env(), problems)
@@ -213,7 +198,7 @@ def test_offsets_stay_in_memory_while_the_disk_is_full(
 def test_the_pairs_that_were_stored_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "OFFSETS_MAX", 3)
     path = tmp_path / "file"
-    kept(path, ("s", "a", 1), ("s", "b", 2), ("s", "c", 3))
+    kept(path, ("s", "a", 1), ("s", "b", 2), ("s", "c", 3), ("s", "b", 6))
     kept(path, ("s", "a", 4), ("t", "d", 5))
 
-    assert in_file(path) == [("s", "c", "3"), ("s", "a", "4"), ("t", "d", "5")]
+    assert in_file(path) == [("s", "b", "6"), ("s", "a", "4"), ("t", "d", "5")]

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import os
+import re
 import stat
 import struct
 import sys
@@ -250,23 +251,18 @@ def test_a_file_that_is_cut_is_refused_with_the_number_of_the_line(tmp_path: Pat
         (lambda raw: b"\xff" + raw, "line 1 is not UTF-8"),
         (lambda raw: raw * 50_000, "has more than"),
         (lambda raw: bytes(100), "line 1 .* is no line of"),
+        (None, "cannot be read: No such file"),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path: Path, two: bytes, change: Any, said: str) -> None:
-    (tmp_path / "wrong").write_bytes(change(two))
+    if change is not None:
+        (tmp_path / "wrong").write_bytes(change(two))
 
     ran = offload("serve", tmp_path, "--listen", f"rabbitmq-stream://localhost:0?users={tmp_path}/wrong")
 
     assert ran.code == 1
-    with pytest.raises(Misuse, match=said):
-        raise Misuse(ran.error)
+    assert re.search(said, ran.error)
     assert "secret" not in ran.error
-
-
-@pytest.mark.parametrize("name", ["absent", "."])
-def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Misuse, match="cannot be read"):
-        open_listener(f"rabbitmq-stream://localhost:0?users={tmp_path}/{name}", env=Env()).listen()
 
 
 # The command.
@@ -294,15 +290,6 @@ def test_the_command_writes_a_hash_of_scrypt_that_only_the_owner_reads(
     assert (name, costs) == ("anna:", "ln=14,r=8,p=5")
     expected = hashlib.scrypt(SECRET.encode(), salt=b64decode(salt + "=="), n=2**14, r=8, p=5, dklen=32)
     assert b64decode(hashed + "=") == expected
-
-
-def test_the_command_gives_a_user_another_password(file: Path, two: bytes) -> None:
-    ran = add(file, "anna", b"new")
-
-    assert ran.error == f"note: anna: has another password in {file}"
-    anna, bob = file.read_bytes().splitlines(keepends=True)
-    assert two.endswith(bob)
-    assert not two.startswith(anna)
 
 
 def test_two_commands_at_once_add_both_users(tmp_path: Path) -> None:

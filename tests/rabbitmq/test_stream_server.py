@@ -39,6 +39,7 @@ from stream_client import (
     SUBSCRIBE,
     UNSUBSCRIBE,
     UPDATE,
+    VERSIONS,
     RawClient,
     at_offset,
     at_time,
@@ -254,6 +255,19 @@ def test_codes_of_refusals(server: Served) -> None:
         assert client.ask(STATS, text("nope"))[:2] == b"\0\2"
 
 
+def test_clients_are_told_the_versions_by_which_they_decide(server: Served) -> None:
+    """Java, Go and .NET compare the number. rstream takes the second row for that of Publish."""
+    with RawClient(server.port) as client:
+        assert text("version") + text("3.13.0") in client.ask(PROPERTIES, bytes(4))
+    with RawClient.opened(server.port) as client:
+        answer = client.ask(VERSIONS, struct.pack(">IHHH", 1, 8, 1, 2))
+
+    rows = [*struct.iter_unpack(">HHH", answer[6:])]
+    assert answer[:6] == struct.pack(">HI", 1, len(rows))
+    assert rows[:2] == [(1, 1, 1), (2, 1, 2)]
+    assert {key for key, _, _ in rows} > {7, 9, 10, 11, 12, 15, 22, 23, 24, 25, 28}
+
+
 def test_metadata_and_open_have_the_same_address(tier: Path) -> None:
     options = "?advertised-host=archive.example&advertised-port=4242"
     with served(tier, options) as running, RawClient.opened(running.port) as client:
@@ -330,6 +344,7 @@ def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
         assert client.ask(UNSUBSCRIBE, b"\5")[:2] == b"\0\4", "it is of the same stream, and has ended too"
         assert client.ask(METADATA, struct.pack(">I", 0)), "the connection lives"
         assert running.counts.damaged == 1
+        assert damaged in running.counts.problems["orders"], "a note for the operator"
 
     [line] = [each.getMessage() for each in caplog.records if "is damaged" in each.getMessage()]
     assert damaged in line

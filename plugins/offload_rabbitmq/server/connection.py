@@ -108,6 +108,9 @@ class ServedConnection(asyncio.Protocol):
         self._transport = transport
         self._outbox = Outbox(transport, self._plain)
         self.subscriptions = Subscriptions(self.shared, self._outbox)
+        # A single byte that waits stops new chunks. TLS takes 0 for a limit that is always reached, and calls
+        # `pause_writing` at once if bytes of its own wait.
+        transport.set_write_buffer_limits(high=1, low=0)
         self.shared.connections.add(self)
         self.shared.counts.accepted += 1
         self.shared.counts.connections += 1

@@ -32,8 +32,6 @@ class Outbox:
 
     def __init__(self, transport: asyncio.Transport, plain: socket.socket | None) -> None:
         self._transport, self._socket = transport, plain
-        # A single byte that waits stops new chunks. TLS takes 0 for a limit that is always reached.
-        transport.set_write_buffer_limits(high=1, low=0)
         self._pieces: list[FramePiece] = []
         self._size_bytes = 0
         self._is_scheduled = False
