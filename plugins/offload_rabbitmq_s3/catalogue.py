@@ -86,7 +86,12 @@ class RabbitmqS3Catalogue(Catalogue):
     @property
     def notes(self) -> Sequence[str]:
         """That times are trusted, what nothing proves, and the other roots of streams that were looked at."""
-        return (*NOTES, *self._notes.values())
+        return (*NOTES, *self.root_notes)
+
+    @property
+    def root_notes(self) -> Sequence[str]:
+        """A note for each stream that has several roots, and that was looked at."""
+        return [*self._notes.values()]
 
     async def open(self) -> None:
         """Raise `NotOffloaded` if the bucket has no stream of the plugin."""

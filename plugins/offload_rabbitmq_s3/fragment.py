@@ -27,7 +27,7 @@ from offload.model.entry import Entry
 from offload.store.checked import checked, checked_buffer
 from offload_rabbitmq_s3.objects import FRAGMENT_HEADER, INDEX_RECORD, check_fragment_header, index_table
 
-__all__ = ["RabbitmqFragment"]
+__all__ = ["RabbitmqFragment", "span_of_chunks"]
 
 INDEX_SIZE_BYTES_MAX: Final = 256 * 2**20
 """No larger index is read: 13 million chunks."""
@@ -166,6 +166,12 @@ class RabbitmqFragment(ReadHandle):
             expected = f"that of the index: offset {rows['offset'][row]}, {rows['size_bytes'][row]} bytes"
             raise Corrupt("chunk header", self._key, position=at, expected=expected, found=found)
         return headers["type"]
+
+
+def span_of_chunks(rows: ChunkTable) -> Span:
+    """Return the bytes of the object that these chunks, at least one, take."""
+    start, stop = _span_of(rows)
+    return Span(start, stop - start)
 
 
 def _span_of(rows: ChunkTable) -> tuple[int, int]:

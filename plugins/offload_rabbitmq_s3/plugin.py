@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import Backend, hookimpl
+from offload.contracts.plugin import Backend, SourceType, hookimpl
 
 SCHEMES = ("rabbitmq+s3", "rabbitmq+gs", "rabbitmq+az", "rabbitmq+file")
 
 
 @hookimpl
+def offload_sources() -> Sequence[SourceType]:
+    """Declare the same buckets as sources, on every store that the program has."""
+    return [
+        SourceType(
+            name="rabbitmq-s3",
+            target="offload_rabbitmq_s3.source:open_url",
+            schemes=SCHEMES,
+            options=("root",),
+            opens_stores=True,
+        )
+    ]
+
+
+@hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Declare the buckets of rabbitmq-stream-s3 as tiers that can only be read."""
+    """Declare buckets of rabbitmq-stream-s3 as tiers that can only be read."""
     return [
         Backend(
             name="rabbitmq-s3",

@@ -28,7 +28,7 @@ from offload_rabbitmq_s3.objects import (
     RabbitmqManifest,
 )
 
-__all__ = ["ChosenRoot", "chosen_root", "given_roots", "load_manifest"]
+__all__ = ["ChosenRoot", "chosen_root", "given_roots", "load_manifest", "roots_of"]
 
 LOOKS: Final = 3
 """So often the roots are listed if the chosen one was replaced before it was read."""
@@ -77,7 +77,7 @@ async def chosen_root(store: ObjectStore, stream: str, given: RabbitmqKey | None
     `TryAgain` if roots are replaced faster than they can be read.
     """
     for _ in range(LOOKS):
-        keys = await _roots_of(store, stream)
+        keys = await roots_of(store, stream)
         if given is not None and given not in keys:
             raise NotOffloaded(f"{store.url} has no root {given.root_name} of stream {stream!r}")
         try:
@@ -103,7 +103,8 @@ async def load_manifest(store: ObjectStore, key: RabbitmqKey) -> RabbitmqManifes
     return await checked(store, str(key), decode, span=Span(0, MANIFEST_SIZE_BYTES_MAX + 1))
 
 
-async def _roots_of(store: ObjectStore, stream: str) -> list[RabbitmqKey]:
+async def roots_of(store: ObjectStore, stream: str) -> list[RabbitmqKey]:
+    """Return the keys of the roots of a stream, by one list. Raises as `chosen_root` if there is none."""
     found = []
     if is_stream_id(stream):  # no other name can be a part of a key
         found = [
