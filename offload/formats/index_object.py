@@ -165,7 +165,8 @@ class Directory:
         edges = found["first_row"].astype(np.int64)
         if stop == shape.buckets:
             edges = np.append(edges, shape.rows)
-        if (np.diff(edges) < 0).any() or edges[0] < 0 or edges[-1] > shape.rows:
+        in_order = (np.diff(edges) >= 0).all() and edges[0] >= 0 and edges[-1] <= shape.rows
+        if not in_order or (first == 0 and edges[0]):
             raise Corrupt("index directory", where, expected="rows in order", found="others", position=start)
         return cls(edges, found["rows_checksum"][: stop - first].astype(np.uint32))
 

@@ -246,7 +246,7 @@ async def _offsets_in(one: IndexObject, hashes: Hashes) -> npt.NDArray[np.uint32
         directory = await one.directory(first, stop)
         here = wanted[(wanted >= first) & (wanted < stop)] - first
         for begin, end in _runs(here, between=BUCKETS_BETWEEN):
-            async with aclosing(one.rows(directory.between(begin, end))) as pieces:
+            async with aclosing(one.rows(directory.between(begin, end), first + begin)) as pieces:
                 async for stored, offsets in pieces:
                     found.append(offsets[np.isin(stored, hashes)])
     return np.concatenate(found)

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
 
 from offload.contracts.decoder import Decoder
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import IndexName, StreamKeys
 from offload.ground.env import Env
-from offload.ground.errors import Corrupt, Denied, NotFound
+from offload.ground.errors import Corrupt, Denied, NotFound, StoreDenied
 from offload.index.build import Built, build_range, index_folder_of
 from offload.index.merge import merge
 from offload.index.objects import IndexObject, list_indexes
@@ -31,8 +30,6 @@ from offload.parts.whole_stream import WholeStream
 from offload.read.reader import StreamReader
 
 __all__ = ["IndexReport", "index", "index_part", "unindexed"]
-
-DELETES_AT_ONCE: Final = 1000
 
 
 @dataclass(slots=True)
@@ -109,30 +106,26 @@ async def index_part(
     env, name = env or Env(), reader.manifest.stream
     run = _Indexing(tier, name, spec, env, IndexReport(name))
     state = await run.look()
-    for offsets in uncovered(state.judged.used, state.root.first_offset, state.root.next_offset):
-        built = build_range(
-            tier.store,
-            StreamReader(tier, state.root, part=reader.part),
-            spec,
-            decoder,
-            begin=offsets.start,
-            end=offsets.stop,
-            env=env,
-        )
+    reader = StreamReader(tier, state.root, part=reader.part)
+    for offsets in state.uncovered:
+        built = build_range(tier.store, reader, spec, decoder, begin=offsets.start, end=offsets.stop, env=env)
         async with aclosing(built):
             async for each in built:
                 run.add(each)
                 progress(run.report)
-    await run.merge_all(progress)
-    await run.delete_unused()
+    if run.report.built:
+        state = await run.look()
+    while await run.merge(state):
+        progress(run.report)
+        state = await run.look()
+    await run.delete_unused(state)
     return run.report
 
 
 async def unindexed(tier: ObjectStoreOffloader, stream: str, spec: Spec) -> tuple[Manifest, list[range]]:
     """Return the newest root of one part, and its offsets that are not indexed. Raises as `index` does."""
     state = await _Indexing(tier, stream, spec, Env(), IndexReport(stream)).look()
-    root = state.root
-    return root, uncovered(state.judged.used, root.first_offset, root.next_offset)
+    return state.root, state.uncovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +133,13 @@ class _State:
     """The index objects of a part by name, and the root that was loaded after they were listed."""
 
     root: Manifest
-    objects: dict[object, IndexObject]
+    objects: dict[IndexName, IndexObject]
     judged: Judged
+
+    @property
+    def uncovered(self) -> list[range]:
+        """The committed offsets that are not indexed."""
+        return uncovered(self.judged.used, self.root.first_offset, self.root.next_offset)
 
 
 @dataclass(slots=True)
@@ -169,46 +167,37 @@ class _Indexing:
         self.report.bytes += built.size_bytes
         self.report.next_offset = built.name.next_offset
 
-    async def merge_all(self, progress: OnIndexed) -> None:
-        """Merge until no eight neighbours of a class are left."""
-        stuck = set[object]()
-        while True:
-            state = await self.look()
-            todo = [group for group in merges(state.judged.used) if group[0] not in stuck]
-            if not todo:
-                return
-            for group in todo:
-                inputs = [state.objects[name] for name in group]
-                if sum(each.size_bytes for each in inputs) > self._size_bytes_max():
-                    stuck.add(group[0])
-                    continue
-                try:
-                    made = await merge(self.tier.store, inputs, state.root, env=self.env)
-                except NotFound:  # another process merged them: look again
-                    continue
-                except Corrupt as damage:
-                    # It is of no use to anybody. The next run indexes what it covers.
-                    self.report.damages.append(damage)
-                    await self.tier.store.delete([damage.where])
-                    continue
-                self.report.merged += 1
-                self.report.merged_rows += made.rows
-                progress(self.report)
+    async def merge(self, state: _State) -> bool:
+        """Merge each eight neighbours of a class. Return whether there were any: look again then."""
+        most = self.tier.store.capabilities.put_size_bytes_max
+        groups = [[state.objects[name] for name in group] for group in merges(state.judged.used)]
+        groups = [each for each in groups if most is None or sum(one.size_bytes for one in each) <= most]
+        for inputs in groups:
+            try:
+                made = await merge(self.tier.store, inputs, state.root, env=self.env)
+            except NotFound:  # another process merged them
+                continue
+            except Corrupt as damage:
+                if damage.where not in {each.key for each in inputs}:
+                    raise
+                # It is of no use to anybody. The next run indexes what it covered.
+                self.report.damages.append(damage)
+                await self.tier.store.delete([damage.where])
+                continue
+            self.report.merged += 1
+            self.report.merged_rows += made.rows
+        return bool(groups)
 
-    async def delete_unused(self) -> None:
+    async def delete_unused(self, state: _State) -> None:
         """Delete what no lookup uses any more, and count what is left."""
-        state = await self.look()
         unused = [StreamKeys(self.stream).index(name) for name in state.judged.unused]
-        for first in range(0, len(unused), DELETES_AT_ONCE):
-            await self.tier.store.delete(unused[first : first + DELETES_AT_ONCE])
+        if unused:
+            await self.tier.store.delete(unused)
         used = [state.objects[name] for name in state.judged.used]
-        self.report.deleted += len(unused)
+        self.report.deleted = len(unused)
         self.report.objects, self.report.size_bytes = len(used), sum(each.size_bytes for each in used)
-        left = uncovered(state.judged.used, state.root.first_offset, state.root.next_offset)
+        left = state.uncovered
         self.report.next_offset = left[0].start if left else state.root.next_offset
-
-    def _size_bytes_max(self) -> int:
-        return self.tier.store.capabilities.put_size_bytes_max or 2**63
 
 
 def refuse_if_above(tier: ObjectStoreOffloader, root: Manifest, found: Judged) -> None:
@@ -221,9 +210,11 @@ def refuse_if_above(tier: ObjectStoreOffloader, root: Manifest, found: Judged) -
 
 
 async def _refuse_if_encrypted(tier: ObjectStoreOffloader, root: Manifest) -> None:
-    refusal = f"stream {root.stream!r} is encrypted: an index would show which records have the same key"
     try:
-        if await tier.encrypts(root):
-            raise Denied(refusal)
-    except Denied as error:
-        raise Denied(refusal) from error
+        if not await tier.encrypts(root):
+            return
+    except StoreDenied:
+        raise
+    except Denied:  # it is encrypted, and no keys were given
+        pass
+    raise Denied(f"stream {root.stream!r} is encrypted: an index would show which records have the same key")

@@ -5,16 +5,18 @@ Memory is bounded by `PIECE_ROWS` rows and by the entries that a caller asks for
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from offload.contracts.store import Buffer, ObjectStore, Span
 from offload.formats.checksums import crc32c
 from offload.formats.index_object import (
+    HASH_BITS,
     INDEX_OBJECT_HEADER,
     ROW_SIZE_BYTES,
     Directory,
@@ -80,51 +82,51 @@ class IndexObject:
         raw = await self._get(shape.header_start, INDEX_OBJECT_HEADER.size_bytes)
         check_index_header(raw, self.stream, self.name, shape)
 
-    async def rows(self, directory: Directory) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
-        """Yield the rows of these buckets in order, in pieces. Close it.
+    async def rows(self, directory: Directory, first: int) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
+        """Yield the rows of these buckets, of which `first` is the first, in order and in pieces. Close it.
 
         A piece is checked before it is yielded. Only of a bucket with more than `PIECE_ROWS` rows, pieces
         come before the last one shows whether they are sound.
         """
-        edges, bucket = directory.edges, 0
-        while bucket < len(directory.checksums):
-            # As many whole buckets as fit into a piece, and one at least.
-            fitting = int(np.searchsorted(edges, edges[bucket] + PIECE_ROWS, side="right")) - 1
-            stop = max(fitting, bucket + 1)
-            begin, end = int(edges[bucket]), int(edges[stop])
-            checksum, at = 0, begin
-            while at < end:
-                following = min(at + PIECE_ROWS, end)
-                raw = memoryview(await self._get(at * ROW_SIZE_BYTES, (following - at) * ROW_SIZE_BYTES))
-                if stop > bucket + 1:
-                    self._check(directory, bucket, stop, raw)
-                else:
-                    checksum = crc32c(raw, checksum)
-                    if following == end:
-                        self._compare(directory, bucket, checksum)
-                yield split_rows(raw)
-                at = following
-            bucket = stop
+        checksum, last = 0, (-1, -1)
+        for buckets, at, following in _pieces(directory.edges):
+            raw = memoryview(await self._get(at * ROW_SIZE_BYTES, (following - at) * ROW_SIZE_BYTES))
+            for number in buckets:
+                begin, end = (int(edge) for edge in directory.edges[number : number + 2])
+                part = raw[max(begin - at, 0) * ROW_SIZE_BYTES : (min(end, following) - at) * ROW_SIZE_BYTES]
+                checksum = crc32c(part, 0 if begin >= at else checksum)
+                if end <= following:
+                    stored = int(directory.checksums[number])
+                    check_rows(checksum, stored, where=self.key, position=begin * ROW_SIZE_BYTES)
+            hashes, offsets = split_rows(raw)
+            self._check_order(hashes, offsets, last, range(first + buckets.start, first + buckets.stop), at)
+            last = int(hashes[-1]), int(offsets[-1])
+            yield hashes, offsets
 
     async def all_rows(self) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
         """Yield all rows in order, in pieces. Close it."""
         shape = self.shape
         for first in range(0, shape.buckets, BUCKETS_AT_ONCE):
             directory = await self.directory(first, min(first + BUCKETS_AT_ONCE, shape.buckets))
-            async for piece in self.rows(directory):
-                yield piece
+            async with aclosing(self.rows(directory, first)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
-    def _check(self, directory: Directory, bucket: int, stop: int, raw: memoryview) -> None:
-        begin = int(directory.edges[bucket])
-        for number in range(bucket, stop):
-            start, end = (
-                (int(edge) - begin) * ROW_SIZE_BYTES for edge in directory.edges[number : number + 2]
-            )
-            self._compare(directory, number, crc32c(raw[start:end]))
-
-    def _compare(self, directory: Directory, bucket: int, checksum: int) -> None:
-        stored, position = int(directory.checksums[bucket]), int(directory.edges[bucket]) * ROW_SIZE_BYTES
-        check_rows(checksum, stored, where=self.key, position=position)
+    def _check_order(
+        self, hashes: Hashes, offsets: Offsets, last: tuple[int, int], buckets: range, at: int
+    ) -> None:
+        """Check that rows ascend in these buckets. A merge relies on it, and no checksum proves it."""
+        shift = np.uint64(HASH_BITS - self.shape.bits)
+        ascend = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (offsets[1:] > offsets[:-1]))
+        if not (
+            last < (int(hashes[0]), int(offsets[0]))
+            and ascend.all()
+            and int(hashes[0] >> shift) in buckets
+            and int(hashes[-1] >> shift) in buckets
+            and offsets.max() < self.name.records
+        ):
+            position = at * ROW_SIZE_BYTES
+            raise Corrupt("index rows", self.key, expected="rows in order", found="others", position=position)
 
     async def _get(self, start: int, length: int) -> Buffer:
         self.reads.requests += 1
@@ -137,28 +139,26 @@ class IndexObject:
         return raw
 
 
+def _pieces(edges: npt.NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
+    """Yield the buckets, the first row, and the row behind the last one, of each piece that is not empty.
+
+    A piece has as many whole buckets as fit, or a part of one.
+    """
+    bucket = 0
+    while bucket < len(edges) - 1:
+        fitting = int(np.searchsorted(edges, edges[bucket] + PIECE_ROWS, side="right")) - 1
+        stop = max(fitting, bucket + 1)
+        for at in range(int(edges[bucket]), int(edges[stop]), PIECE_ROWS):
+            yield range(bucket, stop), at, min(at + PIECE_ROWS, int(edges[stop]))
+        bucket = stop
+
+
 async def check_index(one: IndexObject) -> None:
     """Read an index object whole, and check all that its format promises. Raises `Corrupt` and `NotFound`."""
     await one.check_header()
-    shape, where = one.shape, one.key
-    last_hash, last_offset, seen = -1, -1, 0
     async with aclosing(one.all_rows()) as pieces:
-        async for hashes, offsets in pieces:
-            if not len(hashes):
-                continue
-            ascend = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (offsets[1:] > offsets[:-1]))
-            in_order = (last_hash, last_offset) < (int(hashes[0]), int(offsets[0])) and bool(ascend.all())
-            if not in_order or int(offsets.max()) >= one.name.records:
-                raise Corrupt(
-                    "index rows",
-                    where,
-                    expected="rows in order",
-                    found="others",
-                    position=seen * ROW_SIZE_BYTES,
-                )
-            last_hash, last_offset, seen = int(hashes[-1]), int(offsets[-1]), seen + len(hashes)
-    if seen != shape.rows:
-        raise Corrupt("index row count", where, expected=shape.rows, found=seen)
+        async for _ in pieces:
+            pass
 
 
 async def list_indexes(

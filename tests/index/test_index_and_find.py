@@ -6,12 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
+import numpy as np
 import pytest
 from foreign_tier import LinesCatalogue
 from index_world import BY, KEYS, IndexWorld, Keyed, make_small, run
 from kit.world import STREAM
 
 from offload import Corrupt, Denied, MemoryHandle, Misuse, StreamDeleted, StreamWriter, build_chunk
+from offload.formats.index_object import IndexWriter
 from offload.formats.keys import IndexName, StreamKeys
 from offload.index import rules
 from offload.index.find import FindReport, find
@@ -97,6 +99,36 @@ def test_a_merge_that_is_tried_again_writes_the_same_bytes(world: IndexWorld, sm
             await world.index()
         assert len(written) == 2
         assert written[0] == written[1]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ([7, 3], [0, 1]),  # not in order
+        ([7, 7], [1, 1]),  # one row twice
+        ([3, 7], [0, 2]),  # an offset that the object does not cover
+    ],
+)
+def test_sound_checksums_of_a_stranger_prove_no_order(
+    world: IndexWorld, rows: tuple[list[int], list[int]]
+) -> None:
+    """A term that is in the object by chance alone shows that it is read and refused."""
+
+    async def main() -> None:
+        await world.append([["a"], ["b"]])
+        manifest = await world.tier().load_manifest(STREAM)
+        name = IndexName(KEYS.index_folder(str(BY), 1), 0, 2, 1, manifest.incarnation, world.uuid())
+        writer = IndexWriter(STREAM, name, 2)
+        hashes, offsets = rows
+        raw = writer.rows(np.array(hashes, np.uint64), np.array(offsets, np.uint32)) + writer.end()
+        world.objects[KEYS.index(name)] = raw
+
+        report = FindReport()
+        assert await world.find("a", report=report) == await world.having("a")
+        assert (len(report.damages), report.scanned) == (1, 2)
+        assert [each.what for each in (await verify(world.others())).damages] == ["index rows"]
 
     run(main())
 

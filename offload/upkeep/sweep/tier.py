@@ -10,11 +10,12 @@ Steps 1 to 4 run for each page of a stream's listing. Step 5 runs once, after th
                     a group       made for a root version that is decided: at most the newest
                     a root        below the newest, except the last `ROOTS_KEPT`
                     a key object  of a life that has ended, without a master key of its own
-    4. prove    roots are lost if a group of the page, a key object of another life, or a fragment that was
-                condemned for the whole grace, was made on a root above the newest; or if such a fragment is
-                from another life of the stream, and not from an earlier one. A fragment that the root names
-                and that is gone counts too. In each of these cases the sweep stops and deletes nothing of the
-                stream
+                    an index      that no lookup uses (`index.rules`). It has no grace: it is due at once
+    4. prove    roots are lost if a group or an index of the page, a key object of another life, or a fragment
+                that was condemned for the whole grace, was made on a root above the newest; or if such a
+                fragment is from another life of the stream, and not from an earlier one. A fragment that the
+                root names and that is gone counts too. In each of these cases the sweep stops and deletes
+                nothing of the stream
     5. delete   every object that was condemned for the whole grace; write a note of the others
 
 A verdict of step 3 stays true for ever: an attempt that does not run never runs again, a decided version is
