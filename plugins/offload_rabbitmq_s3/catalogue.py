@@ -35,7 +35,7 @@ from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id
 from offload_rabbitmq_s3.objects import rows_of_stored, uid_of
 from offload_rabbitmq_s3.roots import ChosenRoot, chosen_root, given_roots, load_manifest
 
-__all__ = ["PREFIX", "RabbitmqS3Catalogue"]
+__all__ = ["PREFIX", "RabbitmqS3Catalogue", "committed_in", "key_of"]
 
 PREFIX: Final = "rabbitmq+"
 
@@ -119,13 +119,13 @@ class RabbitmqS3Catalogue(Catalogue):
 
     def view_of(self, committed: CommittedStream) -> RabbitmqS3View:
         """Return a view of these entries. See `Catalogue.view_of`."""
-        return RabbitmqS3View(EntryTree(committed, self._load), self._store)
+        return RabbitmqS3View(EntryTree(committed, self.load_group), self._store)
 
     async def aclose(self) -> None:
         """Close the store."""
         await self._store.aclose()
 
-    async def _load(self, committed: CommittedStream, row: Entries) -> Entries:
+    async def load_group(self, committed: CommittedStream, row: Entries) -> Entries:
         """Return the entries of a group. Groups never change, so each is read once, by this process."""
         key = key_of(committed.stream, row)
         if (kept := self._groups.get(key)) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import Backend, SourceType, hookimpl
+from offload.contracts.plugin import Backend, Command, SourceType, hookimpl
 
 SCHEMES = ("rabbitmq+s3", "rabbitmq+gs", "rabbitmq+az", "rabbitmq+file")
 
@@ -35,5 +35,17 @@ def offload_backends() -> Sequence[Backend]:
             options=("root",),
             opens_stores=True,
             takes=("env", "limits", "metrics"),
+        )
+    ]
+
+
+@hookimpl
+def offload_commands() -> Sequence[Command]:
+    """Declare the commands `offload rabbitmq-s3 …`."""
+    return [
+        Command(
+            name="rabbitmq-s3",
+            target="offload_rabbitmq_s3.commands:app",
+            help="Look into buckets of rabbitmq-stream-s3, RabbitMQ's plugin for S3.",
         )
     ]
