@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from offload_rocketmq.record import BLANK_HEAD, BLANK_MAGIC, RECORD_HEAD, body_crc
+from offload_rocketmq.record import BLANK_HEAD, BLANK_MAGIC, BODY_CRC_MASK, RECORD_HEAD
 from offload_rocketmq.units import UNIT, tag_code
+
+from offload.formats.checksums import crc32
 
 
 def encoded(
@@ -28,7 +30,7 @@ def encoded(
     head = RECORD_HEAD.pack(
         size_bytes=size,
         magic=magic,
-        body_crc=body_crc(body),
+        body_crc=crc32(body) & BODY_CRC_MASK,
         queue_id=queue,
         flag=0,
         queue_offset=offset,

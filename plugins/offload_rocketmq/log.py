@@ -28,16 +28,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from offload.formats.checksums import crc32
 from offload.ground.errors import Corrupt, NotOffloaded, TryAgain
 from offload.local.files import explained, opened, read_at, shown_path
 from offload.model.record_columns import Integers, RecordBytes
 from offload_rocketmq.record import (
     BLANK_HEAD,
     BLANK_MAGIC,
+    BODY_CRC_MASK,
     MAGICS,
     RECORD_SIZE_BYTES_MIN,
     RecordColumns,
-    body_crc,
 )
 
 __all__ = ["CommitLog", "LogExtent", "bad_bodies", "numbered_files"]
@@ -192,12 +193,10 @@ def numbered_files(folder: Path) -> tuple[list[int], int]:
 
 def bad_bodies(columns: RecordColumns, rows: Integers) -> Integers:
     """Return the rows, among these, whose body has another checksum than the record states."""
-    view, stated = columns.records.data.data, columns.heads["body_crc"][rows].tolist()
-    starts = columns.body.starts[rows]
-    places = zip(starts.tolist(), (starts + columns.body.sizes[rows]).tolist(), stated, strict=True)
-    wrong: npt.NDArray[np.bool_] = np.fromiter(
-        (body_crc(view[start:stop]) != crc for start, stop, crc in places), np.bool_, len(rows)
-    )
+    view, starts = columns.records.data.data, columns.body.starts[rows]
+    edges = zip(starts.tolist(), (starts + columns.body.sizes[rows]).tolist(), strict=True)
+    found = np.fromiter(map(crc32, [view[start:stop] for start, stop in edges]), np.int64, len(rows))
+    wrong: npt.NDArray[np.bool_] = found & BODY_CRC_MASK != columns.heads["body_crc"][rows]
     return rows[wrong]
 
 

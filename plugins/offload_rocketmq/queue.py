@@ -291,7 +291,7 @@ class QueueLedger(EntryLedger):
                 ends=ends,
                 timestamps_ms=times,
             )
-        data = b"".join(each for columns in found for each in columns.records.to_list())
+        data = b"".join(each for columns in found for each in _slices(columns.records))
         return EntryRun.packed(data, np.cumsum(sizes).astype(np.uint64), first=first, timestamps_ms=times)
 
     def _mapped(self, start: int) -> npt.NDArray[np.uint8]:
@@ -352,3 +352,10 @@ class QueueLedger(EntryLedger):
             found=found,
             position=int(columns.records.starts[row]),
         )
+
+
+def _slices(records: RecordBytes) -> list[memoryview]:
+    """Return each record, without a copy. Records of other queues lie between them."""
+    view, starts = records.data.data, records.starts
+    edges = zip(starts.tolist(), (starts + records.sizes).tolist(), strict=True)
+    return [view[start:stop] for start, stop in edges]

@@ -37,11 +37,11 @@ from offload.model.record_columns import Bytes, Integers, RecordBytes
 
 __all__ = [
     "BLANK_MAGIC",
+    "BODY_CRC_MASK",
     "COMPRESSION_SHIFT",
     "InnerMessage",
     "RecordColumns",
     "SysFlag",
-    "body_crc",
     "host_text",
     "inner_messages",
     "parse_properties",
@@ -81,7 +81,9 @@ COMPRESSION_SHIFT: Final = 8
 _HOST_6_MORE: Final = 12
 _CRC_NAME: Final = b"__CRC32#\x01"
 _CRC_SIZE_BYTES: Final = 20
-_CRC_MASK: Final = 0x7FFFFFFF
+BODY_CRC_MASK: Final = 0x7FFFFFFF
+"""RocketMQ keeps a CRC-32 without its top bit."""
+
 _INNER_HEAD: Final = struct.Struct(">iiiii")
 """Size, zero, zero, flag, and the size of the body."""
 
@@ -194,11 +196,6 @@ def store_times(data: Bytes, starts: Integers) -> Integers:
     return _integers(data, starts + 56 + _HOST_6_MORE * ((flags & SysFlag.BORN_HOST_6) != 0), ">i8")
 
 
-def body_crc(body: bytes | memoryview) -> int:
-    """Return the checksum of a stored body, as a record states it."""
-    return crc32(body) & _CRC_MASK
-
-
 def property_crc_agrees(record: bytes) -> bool | None:
     """Return whether a sound record agrees with the checksum at the end of its properties. None without one.
 
@@ -209,7 +206,7 @@ def property_crc_agrees(record: bytes) -> bool | None:
     digits = stored[len(_CRC_NAME) : -1]
     if not stored.startswith(_CRC_NAME) or stored[-1:] != b"\x02" or not digits.isdigit():
         return None
-    return int(digits[::-1]) == crc32(memoryview(record)[:-_CRC_SIZE_BYTES]) & _CRC_MASK
+    return int(digits[::-1]) == crc32(memoryview(record)[:-_CRC_SIZE_BYTES]) & BODY_CRC_MASK
 
 
 def parse_properties(raw: bytes) -> dict[str, str]:
