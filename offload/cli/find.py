@@ -139,8 +139,14 @@ class _Search:
     ) -> None:
         """Print the messages of all streams that an argument means."""
         async with self.state.opened_to_read(tier, option) as catalogue:
-            for name in await _streams(catalogue, stream):
-                await self._run(catalogue, name, make(stream=name))
+            names = await _streams(catalogue, stream)
+            for name in names:
+                try:
+                    await self._run(catalogue, name, make(stream=name))
+                except NotOffloaded as error:
+                    if not names[1:]:
+                        raise
+                    print_note(str(error))  # such as a deleted stream, which a glob matches too
 
     async def _run(self, catalogue: Catalogue, stream: str, output: MessageOutput) -> None:
         found = find_in(

@@ -186,7 +186,7 @@ class IndexWriter:
 
     def rows(self, hashes: Hashes, offsets: Offsets) -> bytes:
         """Return the next rows as bytes. All rows ascend by hash, and those of one hash by offset."""
-        raw = memoryview(_joined(hashes, offsets))
+        raw = _joined(hashes, offsets)
         buckets = hashes >> np.uint64(HASH_BITS - self.shape.bits)
         last = int(buckets[-1]) if len(buckets) else self._bucket
         edges = np.searchsorted(buckets, np.arange(self._bucket, last + 1, dtype=np.uint64), "right").tolist()
@@ -277,11 +277,11 @@ def split_rows(raw: Octets) -> tuple[Hashes, Offsets]:
     return padded.view(">u8")[:, 0].astype(np.uint64), offsets.astype(np.uint32)
 
 
-def _joined(hashes: Hashes, offsets: Offsets) -> bytes:
+def _joined(hashes: Hashes, offsets: Offsets) -> memoryview:
     rows = np.empty((len(hashes), ROW_SIZE_BYTES), np.uint8)
     rows[:, :6] = hashes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:]
     rows[:, 6:] = offsets.astype(">u4").view(np.uint8).reshape(-1, 4)
-    return rows.tobytes()
+    return memoryview(rows.reshape(-1))
 
 
 def _salt(key: str) -> int:

@@ -9,7 +9,7 @@ behind it. The name of an object has the version of the root that was loaded bef
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,7 +29,7 @@ from offload.read.reader import StreamReader
 
 __all__ = ["Built", "build_range", "index_folder_of", "term_hashes"]
 
-BUILT_ROWS_MAX: Final = 2**21
+BUILT_ROWS_MAX: Final = 2**20
 BUILT_RECORDS_MAX: Final = 2**22
 
 
@@ -61,12 +61,10 @@ async def build_range(
     begin: int,
     end: int,
     env: Env,
-    progress: Callable[[int], None] = lambda next_offset: None,
 ) -> AsyncGenerator[Built, None]:
     """Index the committed offsets in [begin, end) of the reader's part. Yield each object once it is stored.
 
-    Calls `progress` with the first offset that was not read yet. Close the generator. Raises what reading
-    raises: the records before damage are indexed first.
+    Close the generator. Raises what reading raises: the records before damage are indexed first.
     """
     rows = _Rows(reader.manifest, index_folder_of(reader.manifest.stream, spec), begin)
     damage: OffloadError | None = None
@@ -82,7 +80,6 @@ async def build_range(
             records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
             found = spec.terms(decoder, records)
             rows.add(run.offsets[found.rows], term_hashes(found.values), int(run.offsets[-1]) + 1)
-            progress(rows.next_offset)
             if rows.is_full:
                 yield await rows.stored(store, env)
     if damage is None:
