@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.index import By, spec_of
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Tier
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.indexes import By, spec_of
 from offload.cli.kit.lines import Format
 from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
 from offload.cli.kit.names import known_name

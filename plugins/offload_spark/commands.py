@@ -20,6 +20,7 @@ from offload.ground.errors import OffloadError
 from offload.upkeep.verify.report import VerifyReport
 from offload_spark.compacting import compact
 from offload_spark.copying import copy
+from offload_spark.indexing import index
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.rebuilding import rebuild
@@ -28,6 +29,7 @@ from offload_spark.running import ExecutorKeys, Master, check_keys, given, sessi
 app = typer.Typer(help="Jobs that Spark runs in parallel.", no_args_is_help=True)
 app.command()(compact)
 app.command()(copy)
+app.command()(index)
 app.command()(rebuild)
 
 

@@ -103,9 +103,9 @@ class JavaPlanReader(PrunedReader):
         }
         texts = list[str]()
         with self._open() as tier:
-            if self._wanted == COUNT and self._options.filter_values:
+            if self._wanted == COUNT and (left := _left_to_python(self._options)):
                 raise Misuse(
-                    "the Java reader of this session is older, and cannot count with the option filter"
+                    f"the Java reader of this session is older, and cannot count with the option {left}"
                 )
             if self._wanted == COUNT:
                 head[COUNT] = tier.run(count_all(tier.catalogue, self._options))
@@ -149,8 +149,8 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
         return f"{catalogue.url} is no tier of ledger-offload"
     if options.tier.encrypted_only:
         return "the option encryptedOnly is true"
-    if options.filter_values:
-        return "the option filter is given"
+    if left := _left_to_python(options):
+        return f"the option {left} is given"
     tier.run(catalogue.open())
     if catalogue.url.startswith("file://"):
         return "" if catalogue.store is catalogue.data else "the tier has hashed keys or a commit store"
@@ -159,6 +159,11 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
     except Misuse as exc:
         return str(exc)
     return ""
+
+
+def _left_to_python(options: ReadOptions) -> str:
+    """Return the name of an option that leaves out records, as Java cannot; empty if there is none."""
+    return "filter" if options.filter_values else "by" if options.terms else ""
 
 
 def with_rows(planned: Sequence[Sequence[PlannedPart]], limit: int) -> Sequence[Sequence[PlannedPart]]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from offload.ground.errors import Misuse
 from offload.ground.outside import json_outside
 from offload.ground.urls import scheme_of
+from offload.index.terms import Spec
 from offload.model.compression import Compression
 from offload.read.chunk_filter import ChunkFilter
 from offload_spark.opening import TierAddress
@@ -96,6 +97,10 @@ class ReadOptions:
     filter_values: tuple[str, ...] = ()
     """The values of `x-stream-filter-value` that chunks must match. Empty: all chunks are read."""
     match_unfiltered: bool = False
+    by: Spec | None = None
+    """Where the terms of records are. None: all records are read."""
+    terms: tuple[bytes, ...] = ()
+    """The terms of which a record must have one."""
     is_of_damage: bool = False
     """True for the table of damaged ranges, in the place of the records."""
     columns: tuple[str, ...] = ()
@@ -128,6 +133,8 @@ class ReadOptions:
             fail_on_data_loss=said.truth("failondataloss", True),
             on_damage=said.choice("ondamage", OnDamage.FAIL, {each.value: each for each in OnDamage}),
             filter_values=said.filter_values(),
+            by=said.by(),
+            terms=said.terms(),
             match_unfiltered=said.truth("matchunfiltered", False),
             is_of_damage=said.choice("table", False, {"records": False, "damage": True}),
             columns=said.words("columns"),
@@ -143,6 +150,10 @@ class ReadOptions:
         said.check_all_known()
         if options.match_unfiltered and not options.filter_values:
             raise Misuse("the option matchUnfiltered needs filter: without it, all messages are read")
+        if (options.by is None) != (not options.terms):
+            raise Misuse("the options by and terms belong together: give both of them")
+        if options.by is not None and (options.is_of_damage or options.filter_values):
+            raise Misuse("a read with by and terms takes neither table=damage nor filter")
         if not options.tier.url:
             raise Misuse(
                 "the option path is missing: use load(URL), or in SQL a view with OPTIONS (path …); "
@@ -240,6 +251,13 @@ class _Said:
         if not text.startswith("["):
             return (text,) if text else ()
         return tuple(self._as("filter", [], _values, 'a value, or a JSON list: ["a", "b"]'))
+
+    def by(self) -> Spec | None:
+        return self._as("by", None, Spec.parse, "a SPEC, such as amqp:properties.message_id")
+
+    def terms(self) -> tuple[bytes, ...]:
+        found: list[str] = self._as("terms", [], _values, 'a JSON list of texts: ["m7", "m8"]')
+        return tuple(term.encode() for term in found)
 
     def storage(self) -> dict[str, Any]:
         """Return the backend's options: a JSON object, which keeps the case of names, and single options."""

@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.ground.errors import NotOffloaded
@@ -71,6 +72,9 @@ class PlannedPart:
 
     bounds: ScanBounds
     """The bounds of the read, which apply to those chunks."""
+
+    places: npt.NDArray[np.uint64] | None = None
+    """The only offsets that are wanted, in order. None: all of them (`finding`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +329,7 @@ def parts_of(pieces: Iterable[PlannedPiece]) -> list[PlannedPart]:
 
 def _touch(one: PlannedPiece, other: PlannedPiece) -> bool:
     follows = one.is_end and other.is_begin and one.until == other.first
-    return one.committed is other.committed and follows
+    return one.committed is other.committed and one.bounds == other.bounds and follows
 
 
 def _next_offset(entry: Entries) -> int:

@@ -28,6 +28,7 @@ from offload.read.chunk_filter import ChunkFilter
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables
 from offload_spark.damage import DamagedRange, damaged_range
+from offload_spark.finding import TermFilter
 from offload_spark.options import OnDamage
 from offload_spark.planning import PlannedPart
 
@@ -46,6 +47,9 @@ class Scan:
     chosen: ChunkFilter | None = None
     """The filter of chunks, if the read has one."""
 
+    terms: TermFilter | None = None
+    """The filter of records by terms, if the read has one."""
+
     def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of these parts, in order.
 
@@ -56,9 +60,11 @@ class Scan:
         for part in parts:
             committed = part.committed
             firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
-            is_of_table = OF_TABLE.issuperset(self.maker.schema.names) and self.chosen is None
+            is_of_table = OF_TABLE.issuperset(self.maker.schema.names) and not (self.chosen or self.terms)
             for run in self._runs_over_damage(part, [], is_of_table=is_of_table):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
+                if self.terms is not None:
+                    wanted = self.terms.among(wanted, part)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
                     yield from self.maker.batches(
@@ -178,6 +184,9 @@ def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
     wanted = part.bounds.of_chunks(rows)
     wanted &= rows["offset"] >= np.uint64(part.first)
     wanted &= rows["offset"] < np.uint64(part.until)
+    if part.places is not None:
+        before = np.searchsorted(part.places, rows["offset"])
+        wanted &= np.searchsorted(part.places, rows["offset"] + rows["records"]) > before
     return wanted
 
 

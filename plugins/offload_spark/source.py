@@ -39,6 +39,7 @@ from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.damage import table_of
 from offload_spark.filters import bounds_of
+from offload_spark.finding import TermFilter, plan_found
 from offload_spark.known import KnownStreams
 from offload_spark.options import LATEST, Edge, OnDamage, ReadOptions, WriteOptions
 from offload_spark.planning import PlannedPart, plan
@@ -70,6 +71,7 @@ class OffloadDataSource(DataSource):
         """Return a reader of these columns alone."""
         options = self._options()
         columns = Columns.of(schema, options, Plugins.find())
+        TermFilter.of(options, Plugins.find())  # a wrong SPEC is refused here, before any task
         kind = PrunedReader if options.pushdown else Reader
         return kind(options, columns)
 
@@ -136,6 +138,7 @@ class _Reads:
                 # At damage alone: finding the plugins costs each task a tenth of a second.
                 emit=lambda event: Plugins.find().emit(event),
                 chosen=options.chosen(),
+                terms=TermFilter.of(options, Plugins.find()) if options.terms else None,
             )
             if options.is_of_damage:
                 found = table_of(scan.damages(partition.value))
@@ -148,7 +151,7 @@ class _Reads:
     def _tell_of_indexes(self) -> None:
         """Log that records are not read, if the columns need only the indexes."""
         names = self._columns.arrow.names
-        if OF_TABLE.issuperset(names) and not self._options.filter_values:
+        if OF_TABLE.issuperset(names) and not (self._options.filter_values or self._options.terms):
             # A user who asked for damage to be left out would take the count for one of sound records.
             level = logging.WARNING if self._options.on_damage is OnDamage.SKIP else logging.INFO
             what = "come from the indexes alone: no record is read, and damage in records is not seen"
@@ -169,7 +172,8 @@ class Reader(_Reads, DataSourceReader):
         """Return the partitions of the read (`planning.plan`)."""
         self._tell_of_indexes()
         with self._open() as tier:
-            planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
+            work = plan_found if self._options.terms else plan
+            planned = tier.run(work(tier.catalogue, self._options, self._bounds))
         return [Partition(parts) for parts in planned]
 
 
@@ -187,6 +191,8 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         super().__init__(options, columns)
+        if options.terms:
+            raise Misuse("a streaming query reads all records: remove by and terms")
         if options.end != Edge(otherwise=LATEST):
             raise Misuse("a streaming query has no end: remove endingOffsets and endingTimestamp")
         self._target: Mark | None = None

@@ -12,6 +12,7 @@ from kit.world import BlockingWorld
 from offload_conformance import MemoryLedger, Sample
 from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
+from offload_spark.finding import TermFilter
 from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
@@ -68,6 +69,7 @@ class Tier(BlockingWorld):
             on_damage=options.on_damage,
             emit=self.events.append,
             chosen=options.chosen(),
+            terms=TermFilter.of(options, PLUGINS),
         )
         for batch in scan.batches([*parts]):
             assert batch.schema == columns.arrow

@@ -75,10 +75,11 @@ public final class JavaReader extends AbstractFunction1<SparkSessionExtensions, 
                     && PythonPlans.areRegistered(session);
         }
 
-        /** Only the Python source leaves damaged records out, and lists them, and knows filters of chunks. */
+        /** Only the Python source leaves damaged records out, and lists them, and knows filters and terms. */
         private static boolean isForPython(CaseInsensitiveStringMap options) {
             return !options.getOrDefault("ondamage", "fail").equalsIgnoreCase("fail")
                     || !options.getOrDefault("filter", "").isEmpty()
+                    || !options.getOrDefault("by", "").isEmpty()
                     || !options.getOrDefault("table", "records").equalsIgnoreCase("records");
         }
 

@@ -1,0 +1,56 @@
+"""The option and the report of commands that index streams, or find messages by an index."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_error, print_json, size_text
+from offload.cli.kit.state import CommandContext
+from offload.contracts.decoder import Decoder
+from offload.ground.errors import Misuse
+from offload.index.job import IndexReport
+from offload.index.terms import Spec
+
+__all__ = ["By", "index_line", "spec_of", "tell_index"]
+
+By = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        metavar="SPEC",
+        help="The decoder, and where the terms are: DECODER:PATH[,PATH], such as "
+        "amqp:properties.message_id. A PATH is key, a section, SECTION.FIELD or body.FIELD.",
+    ),
+]
+
+
+def spec_of(state: CommandContext, text: str) -> tuple[Spec, Decoder]:
+    """Return the value of `--by` and its decoder. Raises `Usage` if there is no such decoder or section."""
+    try:
+        spec = Spec.parse(text)
+        decoder = state.decoder(spec.decoder)
+        spec.check(decoder)
+    except Misuse as error:
+        raise Usage(f"--by: {error}") from error
+    return spec, decoder
+
+
+def tell_index(one: IndexReport, *, json: bool) -> None:
+    """Print a report, and the damage that it has."""
+    if json:
+        print_json(one.as_json())
+    else:
+        print(index_line(one))
+    for damage in one.damages:
+        print_error(damage, advice="; the index object was deleted: run the same command again")
+
+
+def index_line(one: IndexReport) -> str:
+    """Return a report in one line, for a person."""
+    did = f"{counted(one.records, 'record')} indexed, {counted(one.rows, 'term')}"
+    merged = f", {counted(one.merged, 'merge')}" if one.merged else ""
+    has = f"{counted(one.objects, 'index object')}, {size_text(one.size_bytes)}"
+    return f"{one_line(one.stream)}: {did}{merged}; {has}, up to offset {one.next_offset}"
