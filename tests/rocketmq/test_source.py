@@ -306,6 +306,41 @@ def test_offsets_that_a_broker_lost_and_gave_again_are_a_fork(tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_a_unit_that_was_lost_and_given_again_is_counted_again(tmp_path: Path) -> None:
+    before, after = BrokerStore(tmp_path / "before"), BrokerStore(tmp_path / "after")
+    for store, last in ((before, b"lost"), (after, b"a longer one")):
+        for body in (b"a", b"b", last):
+            store.append("Orders", 0, body)
+
+    async def run() -> None:
+        (stream,) = await RocketmqSource(tmp_path / "before").streams()
+        async with await stream.snapshot() as snapshot:
+            assert snapshot.next_offset == 3
+        shutil.copytree(tmp_path / "after", tmp_path / "before", dirs_exist_ok=True)
+        async with await stream.snapshot() as snapshot:
+            (ledger,) = snapshot.ledgers
+            read = bytes(await ledger.read(await ledger.table()))
+            assert after.records["Orders", 0][2] in read
+
+    asyncio.run(run())
+
+
+def test_units_of_a_log_file_that_a_crash_lost_are_left_out(tmp_path: Path) -> None:
+    """The queues were on the disk before the end of the log was."""
+    store = BrokerStore(tmp_path, log_size=1024)
+    for number in range(30):
+        store.append("Orders", 0, b"%d" % number)
+    lost = store.log_file(store.end)
+    lost.unlink()
+    (tmp_path / "abort").touch()
+
+    reports, found = copies_of(tmp_path)
+
+    assert reports["Orders/0"].error is None
+    kept = sum(position < int(lost.name) for position in store.positions["Orders", 0])
+    assert len(found) == kept < 30
+
+
 def other_record(store: BrokerStore, **changes: Any) -> None:
     """Write a record with other fields in the place of record 13 of Orders/0."""
     position, old = store.positions["Orders", 0][13], store.records["Orders", 0][13]
