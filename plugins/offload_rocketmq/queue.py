@@ -60,6 +60,8 @@ class CountedFile:
 
     def add(self, units: Units, extent: LogExtent) -> UnitFault | None:
         """Count further units, up to the first that cannot be. Return what is wrong with it."""
+        if not len(units):
+            return None
         if self.blank == self.units:
             is_record = units["size_bytes"] != BLANK_UNIT_SIZE_BYTES
             blank = int(is_record.argmax()) if is_record.any() else len(units)
@@ -138,28 +140,47 @@ class QueueFiles:
         """
         with self._lock:
             starts, size = numbered_files(self.folder)
-            fresh = [self._fresh(start, size, is_last=start == starts[-1]) for start in starts]
-            # The log is looked at after the units: what a unit names was written before it.
-            extent, found = self.log.look(), list[EntryLedger | Corrupt]()
-            self._counted = {}
-            for number, (start, (counted, units)) in enumerate(zip(starts, fresh, strict=True)):
-                damage = self._misplaced(start, size, starts[number - 1] + size if number else start)
-                if damage is not None:
-                    return [*found, damage]
-                fault = counted.add(units, extent)
-                self._counted[start] = counted
-                is_full = counted.units == size // UNIT_SIZE
-                if fault is None and not is_full and number + 1 < len(starts):
-                    fault = UnitFault(
-                        len(units), "unit", "one of a record, as a file is behind this one", "none"
-                    )
-                ledger = self._ledger(start, counted, extent, is_sealed=is_full)
-                found += [ledger] if ledger.last_entry >= 0 or not found else []
-                if fault is not None and ledger.last_entry + 1 == counted.units:
-                    return [*found, self.damage(start, counted.units, fault)]
-                if not ledger.is_sealed:
-                    break
+            newest = self._fresh(starts[-1], size, is_last=True) if starts else None
+            # The log is looked at after the newest units: what a unit names was written before it.
+            extent, counted = self.log.look(), dict[int, CountedFile]()
+            found = [*self._ledgers(starts, size, newest, extent, counted)]
+            self._counted = counted
             return found
+
+    def _ledgers(
+        self,
+        starts: Sequence[int],
+        size: int,
+        newest: tuple[CountedFile, Units] | None,
+        extent: LogExtent,
+        counted_files: dict[int, CountedFile],
+    ) -> Iterator[EntryLedger | Corrupt]:
+        """Yield the ledgers, and fill `counted_files`. One file is in memory at a time."""
+        before: QueueLedger | None = None
+        for start, following in zip(starts, [*starts[1:], None], strict=True):
+            damage = self._misplaced(start, size, starts[0] if before is None else before.start + size)
+            if damage is not None:
+                yield damage
+                return
+            fresh = self._fresh(start, size, is_last=False) if following is not None else newest
+            assert fresh is not None, "the last file was read first"
+            counted, units = fresh
+            fault = counted.add(units, extent)
+            counted_files[start] = counted
+            is_full = counted.units == size // UNIT_SIZE
+            if fault is None and not is_full and following is not None:
+                fault = UnitFault(0, "unit", "one of a record, as a file is behind this one", "none")
+            # Positions ascend: if a file begins in the log that is left, all later ones do.
+            is_cut = before is None or before.first_entry > 0
+            ledger = self._ledger(start, counted, extent, is_sealed=is_full, is_cut=is_cut)
+            if ledger.last_entry >= 0 or before is None:
+                yield ledger
+            if fault is not None and ledger.last_entry + 1 == counted.units:
+                yield self.damage(start, counted.units, fault)
+                return
+            if not ledger.is_sealed:
+                return
+            before = ledger
 
     def position_of(self, offset: int) -> int:
         """Return where the log has the record at this queue offset."""
@@ -200,14 +221,16 @@ class QueueFiles:
             at += count
         return counted, np.concatenate(parts)
 
-    def _ledger(self, start: int, counted: CountedFile, extent: LogExtent, *, is_sealed: bool) -> QueueLedger:
+    def _ledger(
+        self, start: int, counted: CountedFile, extent: LogExtent, *, is_sealed: bool, is_cut: bool
+    ) -> QueueLedger:
         count, length = counted.units, counted.length
         if extent.is_crashed and counted.end > extent.end:
             count, is_sealed = self._first_from(start, count, extent.end), False
             sizes = self.units(start, counted.blank, max(count - counted.blank, 0))["size_bytes"]
             length = int(sizes.sum(dtype=np.int64))
         first = min(counted.blank, count)
-        if count > first and self._position(start, first) < extent.first:
+        if is_cut and count > first and self._position(start, first) < extent.first:
             first = self._first_from(start, count, extent.first)
         return QueueLedger(
             self, extent, start, count=count, length=length, is_sealed=is_sealed, first_entry=first
@@ -239,14 +262,14 @@ class QueueLedger(EntryLedger):
         first_entry: int,
     ) -> None:
         """`start` is the byte of the queue at which the file begins, and `count` the number of its units."""
-        self._files, self._extent, self._start = files, extent, start
+        self._files, self._extent, self.start = files, extent, start
         self.last_entry, self.first_entry = count - 1, first_entry
         self.length, self.is_sealed = length, is_sealed
 
     @property
     def ledger_id(self) -> int:
         """The queue offset of the first unit of the file."""
-        return self._start // UNIT_SIZE
+        return self.start // UNIT_SIZE
 
     @property
     def first_offset(self) -> int:
@@ -299,12 +322,12 @@ class QueueLedger(EntryLedger):
 
     def _units(self, first: int, last: int) -> tuple[Integers, Integers]:
         """Return where these records begin in the log, and their sizes, checked."""
-        units = self._files.units(self._start, first, last - first + 1)
+        units = self._files.units(self.start, first, last - first + 1)
         fault = fault_of(units, self._extent, behind=0, is_readable=True)
         if fault is None and len(units) <= last - first:
             fault = UnitFault(len(units), "unit", "one of a record, as before", "the end of the file")
         if fault is not None:
-            raise self._files.damage(self._start, first + fault.row, fault)
+            raise self._files.damage(self.start, first + fault.row, fault)
         return units["position"].astype(np.int64), units["size_bytes"].astype(np.int64)
 
     def _pieces(self, positions: Integers) -> Iterator[tuple[int, slice]]:

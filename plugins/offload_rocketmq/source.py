@@ -92,7 +92,9 @@ class RocketmqSource(Source):
     def _find(self) -> Sequence[RocketmqStream]:
         queues, notes, streams = self._path / "consumequeue", list[str](), list[RocketmqStream]()
         for folder in (self._path, self._log.folder, queues):
-            if not folder.is_dir():
+            with explained("look at", folder):
+                is_folder = folder.is_dir()
+            if not is_folder:
                 hint = "" if folder != queues else ": a broker builds it from the log when it starts"
                 raise NotOffloaded(
                     f"{self.url} is no store of RocketMQ: {shown_path(folder)} is no folder{hint}"
