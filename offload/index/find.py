@@ -27,6 +27,7 @@ from offload.contracts.events import Event
 from offload.contracts.row_choice import RowChoice, Wanted
 from offload.contracts.store import ObjectStore
 from offload.formats.index_object import HASH_BITS, Hashes
+from offload.formats.keys import IndexName
 from offload.formats.records import RecordRun
 from offload.formats.rows import ValuePool, column_of
 from offload.ground.errors import Corrupt, Misuse, NotFound, NotOffloaded, TryAgain
@@ -214,22 +215,20 @@ class _Lookup:
             for name in judged(objects, reader.manifest).used
             if name.first_offset < self.offsets.stop and name.next_offset > begin
         ]
-        found, sound = [np.zeros(0, np.uint64)], [False] * len(used)
+        found, damages = [np.zeros(0, np.uint64)], dict[IndexName, Corrupt]()
 
-        async def ask(number: int) -> None:
-            one = objects[used[number]]
-            self.report.objects += 1
+        async def ask(name: IndexName) -> None:
             try:
-                offsets = await _offsets_in(one, self.hashes)
+                offsets = await _offsets_in(objects[name], self.hashes)
             except Corrupt as damage:
-                self.report.damages.append(damage)
+                damages[name] = damage
             else:
-                found.append(offsets.astype(np.uint64) + np.uint64(one.name.first_offset))
-                sound[number] = True
+                found.append(offsets.astype(np.uint64) + np.uint64(name.first_offset))
 
-        await run_each(ask, range(len(used)), at_once=LOOKUPS_AT_ONCE)
-        places = np.unique(np.concatenate(found))
-        sure = [name for name, is_sound in zip(used, sound, strict=True) if is_sound]
+        await run_each(ask, used, at_once=LOOKUPS_AT_ONCE)
+        self.report.objects += len(used)
+        self.report.damages += damages.values()
+        places, sure = np.unique(np.concatenate(found)), [name for name in used if name not in damages]
         return PartLookup(
             reader,
             places[(places >= begin) & (places < self.offsets.stop)],

@@ -104,6 +104,8 @@ class IndexedStream(RuleBasedStateMachine):
     def damage(self, data: st.DataObject, how: str) -> None:
         key, self.is_damaged = data.draw(st.sampled_from(self.world.indexes)), True
         raw = self.world.objects[key]
+        if not raw:  # it was cut before
+            return
         at = data.draw(st.integers(0, len(raw) - 1))
         if how == "flip":
             self.world.flip(key, at)
