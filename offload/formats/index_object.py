@@ -41,7 +41,6 @@ __all__ = [
     "IndexWriter",
     "Offsets",
     "check_index_header",
-    "check_rows",
     "split_rows",
 ]
 
@@ -233,39 +232,16 @@ def check_index_header(raw: Octets, stream: str, name: IndexName, shape: IndexSh
 
     Raises `Corrupt`, and `UnsupportedFormat` for a sound header of another version.
     """
-    where = StreamKeys(stream).index(name)
-    if len(raw) != INDEX_OBJECT_HEADER.size_bytes or bytes(raw[:4]) != INDEX_OBJECT_MAGIC:
-        raise Corrupt(
-            "index header",
-            where,
-            expected=INDEX_OBJECT_MAGIC,
-            found=bytes(raw[:4]),
-            position=shape.header_start,
+    where, expected = StreamKeys(stream).index(name), encode_header(stream, name, shape.rows)
+    if bytes(raw) == expected:
+        return
+    what, position = "index header", shape.header_start
+    if len(raw) == len(expected) and bytes(raw[:4]) == INDEX_OBJECT_MAGIC:
+        version = INDEX_OBJECT_HEADER.unpack(raw)["format_version"]
+        check_sealed(
+            what, bytes(raw), version=version, known=INDEX_OBJECT_VERSION, where=where, position=position
         )
-    version = INDEX_OBJECT_HEADER.unpack(raw)["format_version"]
-    check_sealed(
-        "index header",
-        bytes(raw),
-        version=version,
-        known=INDEX_OBJECT_VERSION,
-        where=where,
-        position=shape.header_start,
-    )
-    expected = encode_header(stream, name, shape.rows)
-    if bytes(raw) != expected:
-        raise Corrupt(
-            "index header",
-            where,
-            expected=expected.hex(),
-            found=bytes(raw).hex(),
-            position=shape.header_start,
-        )
-
-
-def check_rows(found: int, stored: int, *, where: str, position: int) -> None:
-    """Raise `Corrupt` if the checksum of a bucket's rows is not the one that its entry has."""
-    if found != stored:
-        raise Corrupt("index rows checksum", where, expected=stored, found=found, position=position)
+    raise Corrupt(what, where, expected=expected.hex(), found=bytes(raw).hex(), position=position)
 
 
 def split_rows(raw: Octets) -> tuple[Hashes, Offsets]:

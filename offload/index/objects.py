@@ -24,7 +24,6 @@ from offload.formats.index_object import (
     IndexShape,
     Offsets,
     check_index_header,
-    check_rows,
     split_rows,
 )
 from offload.formats.keys import IndexName, StreamKeys
@@ -95,9 +94,11 @@ class IndexObject:
                 begin, end = (int(edge) for edge in directory.edges[number : number + 2])
                 part = raw[max(begin - at, 0) * ROW_SIZE_BYTES : (min(end, following) - at) * ROW_SIZE_BYTES]
                 checksum = crc32c(part, 0 if begin >= at else checksum)
-                if end <= following:
-                    stored = int(directory.checksums[number])
-                    check_rows(checksum, stored, where=self.key, position=begin * ROW_SIZE_BYTES)
+                stored, position = int(directory.checksums[number]), begin * ROW_SIZE_BYTES
+                if end <= following and checksum != stored:
+                    raise Corrupt(
+                        "index rows checksum", self.key, expected=stored, found=checksum, position=position
+                    )
             hashes, offsets = split_rows(raw)
             self._check_order(hashes, offsets, last, range(first + buckets.start, first + buckets.stop), at)
             last = int(hashes[-1]), int(offsets[-1])
