@@ -48,6 +48,7 @@ def served(
             assert isinstance(listener, StreamListener)
             listener.listen()
             catalogue = session.catalogue(str(tier))
+            await catalogue.open()
             beside = None if source is None else session.source(source)
             stopping = asyncio.Event()
             serving = asyncio.ensure_future(listener.serve(ServedTier(session, catalogue, beside), stopping))

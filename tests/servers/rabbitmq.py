@@ -1,7 +1,7 @@
 """A RabbitMQ of one node, with the stream plugin or without, a real broker from unpacked Debian packages.
 
 Streams live in `mnesia/tier@localhost/stream` of the scratch folder, one folder each. The Erlang machine gets
-one scheduler and does not spin, so that a sidecar on two cores has one of its own.
+one scheduler, unless more are asked for, and does not spin, so that a sidecar on two cores has its own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Broker:
 
 @contextmanager
 def rabbitmq(
-    scratch: Path, tls: tuple[Path, Path] | None = None, *, has_streams: bool = True
+    scratch: Path, tls: tuple[Path, Path] | None = None, *, has_streams: bool = True, schedulers: int = 1
 ) -> Iterator[Broker]:
     """Yield a broker whose files are in `scratch`, an existing folder. On exit it has ended.
 
@@ -121,7 +121,7 @@ def rabbitmq(
         "RABBITMQ_CONFIG_FILE": str(scratch / "rabbitmq.conf"),
         "RABBITMQ_CONF_ENV_FILE": "/dev/null",
         "RABBITMQ_PID_FILE": str(scratch / "pid"),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S {schedulers}:{schedulers} +sbwt none",
     }
     log = scratch / "rabbitmq.out"
     with ExitStack() as processes:
