@@ -5,7 +5,7 @@ the oldest. The last one, or the last two, are filled up with zeros in advance.
 
 If the broker stopped in order, or runs, what its consume queues name was written. If it crashed, it scans the
 log when it starts again, and drops everything from the first bad record on, also sound records behind it. The
-same rule is applied here in memory: `RECOVERY` of RocketMQ 5.3.3, `CommitLog.recoverAbnormally`.
+same rule is applied here in memory. Its source is `CommitLog.recoverAbnormally` of RocketMQ 5.3.3.
 
 Invariant: files are opened read-only. Those of the log keep their size while they exist, so a mapped file is
 never read behind its end.

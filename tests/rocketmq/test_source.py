@@ -30,8 +30,10 @@ from offload import (
     Misuse,
     NotOffloaded,
     ObjectStoreOffloader,
+    ReadPriority,
     StreamReader,
     StreamReport,
+    TieredReader,
     TryAgain,
     sync,
 )
@@ -259,6 +261,12 @@ def test_a_store_whose_head_was_deleted_goes_on_behind_its_own_copy(tmp_path: Pa
             reports = await synced(each, tier)
             assert [report.error for report in reports.values()] == [None] * 4
         assert await copied(tier) == all_records(store)
+
+        write(40)  # only the disk has them
+        for stream in await RocketmqSource(tmp_path).streams():
+            reader = await TieredReader.open(stream, tier, priority=ReadPriority.LOCAL_FIRST)
+            read = [body async for batch in reader.messages(0) for body in batch.bodies]
+            assert read == store.records["Orders", int(stream.name[-1])]
 
     asyncio.run(run())
 
