@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.formats.checksums import crc32
+from offload.ground.env import Env
 from offload.ground.errors import Corrupt, NotOffloaded, TryAgain
 from offload.local.files import explained, opened, read_at, shown_path
 from offload.model.record_columns import Integers, RecordBytes
@@ -50,6 +51,9 @@ SCANNED_AT_ONCE: Final = 2**14
 
 CHECKPOINT_EARLIER_MS: Final = 3000
 """RocketMQ distrusts the last seconds before its checkpoint."""
+
+SETTLED_MS: Final = 1000
+"""A folder that was changed so long ago is not listed again until it changes."""
 
 _CHECKPOINT: Final = struct.Struct(">qq")
 _FLOCK: Final = struct.Struct("hhqqi0q")
@@ -78,9 +82,10 @@ class LogExtent:
 class CommitLog:
     """The log of the store in a folder. It may be used by several threads."""
 
-    def __init__(self, store: Path) -> None:
-        self._store, self.folder = store, store / "commitlog"
+    def __init__(self, store: Path, *, env: Env | None = None) -> None:
+        self._store, self.folder, self._env = store, store / "commitlog", env or Env()
         self._maps: dict[int, memoryview] = {}
+        self._listed: tuple[int, tuple[list[int], int]] | None = None
         self._scanned: tuple[object, int] | None = None
         self._lock = threading.Lock()
 
@@ -89,7 +94,7 @@ class CommitLog:
 
         Raises `Corrupt` if a file has another size than the others, and `NotOffloaded` if there is no file.
         """
-        starts, size = numbered_files(self.folder)
+        starts, size = self._files()
         if not starts:
             raise NotOffloaded(f"{shown_path(self.folder)} has no file of a commit log")
         with self._lock:
@@ -122,6 +127,19 @@ class CommitLog:
     def close(self) -> None:
         """Forget the mapped files. They are mapped again when they are read again."""
         self._maps = {}
+
+    def _files(self) -> tuple[list[int], int]:
+        """Return what `numbered_files` does. All queues share a listing while no file comes or goes."""
+        with explained("look at", self.folder):
+            changed_ns = os.stat(self.folder).st_mtime_ns
+        if self._listed is not None and self._listed[0] == changed_ns:
+            return self._listed[1]
+        starts, size = numbered_files(self.folder)
+        # Another change in the same tick of the clock would not show. Nor does a new file that still grows.
+        is_settled = self._env.now_ms() - changed_ns // 10**6 > SETTLED_MS
+        is_growing = bool(starts) and os.path.lexists(self.path_of(starts[-1] + size))
+        self._listed = (changed_ns, (starts, size)) if is_settled and not is_growing else None
+        return starts, size
 
     def _is_crashed(self) -> bool:
         """Return True if no broker runs, and the last one did not stop in order."""

@@ -19,6 +19,8 @@ import pytest
 from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from offload_rocketmq import log as log_module
+from offload_rocketmq.log import CommitLog, LogExtent
 from offload_rocketmq.source import SYSTEM_TOPICS, RocketmqSource, RocketmqStream, open_url
 from offload_rocketmq.units import UNIT
 from rocketmq_sets import DATA, messages, restored
@@ -474,6 +476,35 @@ def test_an_empty_last_file_is_one_that_the_broker_is_creating(tmp_path: Path) -
 
     assert reports["Orders/0"].error is None
     assert found == all_records(store)
+
+
+def test_the_log_is_listed_again_only_if_a_file_comes_or_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was empty when it was listed counts when it has grown: its folder does not change then."""
+    store = BrokerStore(tmp_path, log_size=1024)
+    for number in range(20):
+        store.append("Orders", 0, b"%d" % number)
+    following = store.log_file(store.end + 1024)
+    listings = list[Path]()
+    listed = log_module.numbered_files
+    monkeypatch.setattr(
+        log_module, "numbered_files", lambda folder: listings.append(folder) or listed(folder)
+    )
+    log = CommitLog(tmp_path)
+
+    def look(*, age_s: int) -> LogExtent:
+        past = os.stat(tmp_path).st_mtime - age_s
+        os.utime(tmp_path / "commitlog", (past, past))
+        return log.look()
+
+    first = look(age_s=0)
+    assert [look(age_s=age_s) for age_s in (0, 10, 10, 10)] == [first] * 4
+    assert len(listings) == 3
+    following.touch()
+    assert [look(age_s=age_s) for age_s in (20, 20)] == [first] * 2
+    os.truncate(following, 1024)
+    assert look(age_s=20).starts == (*first.starts, int(following.name))
 
 
 def test_blank_units_at_the_beginning_of_a_queue_are_no_entries(tmp_path: Path) -> None:
