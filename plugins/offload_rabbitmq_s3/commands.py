@@ -1,4 +1,4 @@
-"""The commands `offload rabbitmq-s3 …`: look into a bucket of rabbitmq-stream-s3."""
+"""The commands `offload rabbitmq-s3 …`: look into a bucket of rabbitmq-stream-s3, and write one."""
 
 from __future__ import annotations
 
@@ -6,36 +6,57 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import Options
+from offload.cli.kit.arguments import Keys, Options, Tier
+from offload.cli.kit.names import known_name
 from offload.cli.kit.output import counted, error_line, print_json, print_note, print_table, size_text
 from offload.cli.kit.progress import CommandProgress, progress
+from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.ground.errors import NotOffloaded
+from offload.read.reader import StreamReader
 from offload_rabbitmq_s3.catalogue import PREFIX, RabbitmqS3Catalogue
+from offload_rabbitmq_s3.exporting import ExportedStream, RabbitmqS3Export
+from offload_rabbitmq_s3.keys import RabbitmqKey
 from offload_rabbitmq_s3.scanning import RabbitmqS3Scan, as_json, scan_bucket
 
 app = typer.Typer(
-    help="Look into buckets of rabbitmq-stream-s3, RabbitMQ's plugin for S3.", no_args_is_help=True
+    help="Look into buckets of rabbitmq-stream-s3, RabbitMQ's plugin for S3, and write them.",
+    no_args_is_help=True,
 )
 
-
-@app.callback()
-def _group() -> None:
-    """Keep `scan` a command of the group, although it is the only one."""
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The bucket: rabbitmq+s3://bucket, rabbitmq+gs://…, rabbitmq+az://…, or a folder.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+StreamId = Annotated[
+    str,
+    typer.Option("--id", metavar="ID", help="The id of the new stream: the name of its folder on a broker."),
+]
+Epoch = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The epoch of the root. Default: the leader epoch of the newest chunk."),
+]
+FragmentSize = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="A fragment ends with the chunk that brings it to this size."),
+]
+Branching = Annotated[int, typer.Option(metavar="N", help="The number of entries in a group.")]
+BucketOptions = Annotated[
+    list[str] | None,
+    typer.Option("--bucket-option", metavar="NAME=VALUE", help="An option of the bucket. May be repeated."),
+]
 
 
 @app.command()
 def scan(
     context: typer.Context,
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="The bucket: rabbitmq+s3://bucket, rabbitmq+gs://…, rabbitmq+az://…, or a folder.",
-        ),
-    ],
+    url: Url,
     option: Options = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    json: AsJson = False,
 ) -> int:
     """List what a bucket lacks, and what no manifest in it names.
 
@@ -44,10 +65,9 @@ def scan(
     """
     state: CommandContext = context.obj
     found = RabbitmqS3Scan()
-    plain = url[len(PREFIX) :] if url[: len(PREFIX)].lower() == PREFIX else url
 
     async def main() -> None:
-        tier = RabbitmqS3Catalogue(state.store(plain, option), url)
+        tier = RabbitmqS3Catalogue(state.store(plain_url(url), option), url)
         with progress(json=json) as show:
             await scan_bucket(tier, found, lambda seen: show(_scanned(seen)))
 
@@ -59,6 +79,87 @@ def scan(
     else:
         _show(found)
     return 1 if found.is_bad else 0
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` names it.")],
+    url: Url,
+    id_: StreamId,
+    epoch: Epoch = None,
+    fragment_size: FragmentSize = "64MiB",
+    branching: Branching = 1024,
+    keys: Keys = None,
+    option: Options = None,
+    bucket_option: BucketOptions = None,
+    json: AsJson = False,
+) -> int:
+    """Write STREAM as objects of rabbitmq-stream-s3, the root last.
+
+    Prints what RabbitMQ's metadata store, Khepri, would need. Nothing is written there, and no broker adopts
+    the objects by itself. To resume after a kill, run it again.
+    """
+    state: CommandContext = context.obj.with_keys(keys)
+    fragment_size_bytes = parse_size(fragment_size, option="--fragment-size")
+    done = ExportedStream()
+
+    async def main() -> None:
+        async with state.catalogue(tier, option) as catalogue:
+            name = await known_name(catalogue, stream)
+            if later := await catalogue.parts(name):
+                print_note(f"{name} continues in {counted(len(later), 'part')}: export each by its own name")
+            with progress(json=json) as show:
+                exporting = RabbitmqS3Export(
+                    reader=await StreamReader.open(catalogue, name),
+                    store=state.store(plain_url(url), bucket_option),
+                    stream_id=id_,
+                    epoch=epoch,
+                    fragment_size_bytes=fragment_size_bytes,
+                    branching=branching,
+                    progress=lambda seen: show(_exported(name, seen)),
+                    done=done,
+                )
+                await exporting.run()
+
+    run_async(main)
+    assert done.root is not None, "it was written last"
+    if json:
+        print_json(_export_json(done, done.root), indent=2)
+        return 0
+    size = size_text(done.size_bytes)
+    print(
+        f"{id_}: offsets [{done.first_offset}, {done.next_offset}), {size} in "
+        f"{counted(done.fragments, 'fragment')} and {counted(done.groups, 'group')}"
+    )
+    print(f"in Khepri, its manifest would be {{Uid, Epoch}} = {{{done.root.uid:08x}, {done.root.number}}}")
+    print_note("no broker adopts these objects by itself: this command writes nothing to Khepri")
+    return 0
+
+
+def plain_url(url: str) -> str:
+    """Return the URL of the store itself."""
+    return url[len(PREFIX) :] if url[: len(PREFIX)].lower() == PREFIX else url
+
+
+def _exported(name: str, done: ExportedStream) -> CommandProgress:
+    what = f"exporting {name}"
+    return CommandProgress(what=what, done=done.fragments, total=None, size_bytes=done.size_bytes)
+
+
+def _export_json(done: ExportedStream, root: RabbitmqKey) -> dict[str, object]:
+    return {
+        "stream": root.stream,
+        "root": str(root),
+        "uid": f"{root.uid:08x}",
+        "epoch": root.number,
+        "first_offset": done.first_offset,
+        "next_offset": done.next_offset,
+        "fragments": done.fragments,
+        "groups": done.groups,
+        "bytes": done.size_bytes,
+    }
 
 
 def _scanned(found: RabbitmqS3Scan) -> CommandProgress:

@@ -46,6 +46,6 @@ def offload_commands() -> Sequence[Command]:
         Command(
             name="rabbitmq-s3",
             target="offload_rabbitmq_s3.commands:app",
-            help="Look into buckets of rabbitmq-stream-s3, RabbitMQ's plugin for S3.",
+            help="Look into buckets of rabbitmq-stream-s3, RabbitMQ's plugin for S3, and write them.",
         )
     ]
