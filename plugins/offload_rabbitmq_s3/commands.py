@@ -31,7 +31,7 @@ Url = Annotated[
         help="The bucket: rabbitmq+s3://bucket, rabbitmq+gs://…, rabbitmq+az://…, or a folder.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+OneDocument = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 StreamId = Annotated[
     str,
     typer.Option("--id", metavar="ID", help="The id of the new stream: the name of its folder on a broker."),
@@ -40,12 +40,12 @@ Epoch = Annotated[
     int | None,
     typer.Option(metavar="N", help="The epoch of the root. Default: the leader epoch of the newest chunk."),
 ]
-FragmentSize = Annotated[
+FragmentTarget = Annotated[
     str,
     typer.Option(metavar="SIZE", help="A fragment ends with the chunk that brings it to this size."),
 ]
 Branching = Annotated[int, typer.Option(metavar="N", help="The number of entries in a group.")]
-BucketOptions = Annotated[
+TargetBucketOptions = Annotated[
     list[str] | None,
     typer.Option("--bucket-option", metavar="NAME=VALUE", help="An option of the bucket. May be repeated."),
 ]
@@ -56,7 +56,7 @@ def scan(
     context: typer.Context,
     url: Url,
     option: Options = None,
-    json: AsJson = False,
+    json: OneDocument = False,
 ) -> int:
     """List what a bucket lacks, and what no manifest in it names.
 
@@ -89,12 +89,12 @@ def export(
     url: Url,
     id_: StreamId,
     epoch: Epoch = None,
-    fragment_size: FragmentSize = "64MiB",
+    fragment_size: FragmentTarget = "64MiB",
     branching: Branching = 1024,
     keys: Keys = None,
     option: Options = None,
-    bucket_option: BucketOptions = None,
-    json: AsJson = False,
+    bucket_option: TargetBucketOptions = None,
+    json: OneDocument = False,
 ) -> int:
     """Write STREAM as objects of rabbitmq-stream-s3, the root last.
 
