@@ -40,6 +40,7 @@ from offload import MemoryHandle, StreamWriter, open_tier
 from offload.contracts.decoder import Decoded, Decoder
 from offload.contracts.store import Buffer, Listed, ObjectStore, Span, Suffix
 from offload.formats import index_object
+from offload.formats.checksums import crc32c
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.index_object import INDEX_BUCKET, ROW_SIZE_BYTES, IndexShape, IndexWriter
 from offload.formats.keys import IndexName, StreamKeys
@@ -217,7 +218,7 @@ class MadeIndexes(StoreDecorator):
         count, raw = span.length // INDEX_BUCKET.size_bytes, b""
         for number in range(first, first + count):
             begin = number * shape.rows // shape.buckets
-            checksum = index_object.crc32c(self._bucket(name, shape, number))
+            checksum = crc32c(self._bucket(name, shape, number))
             head = begin.to_bytes(8, "big") + checksum.to_bytes(4, "big")
             own = index_object._entry_checksum(index_object._salt(key), number, head)
             raw += head + own.to_bytes(4, "big")
@@ -232,7 +233,7 @@ class MadeIndexes(StoreDecorator):
         if shape.bucket_of(self.wanted) == number and name.first_offset <= self.offset < name.next_offset:
             row = min(int(np.searchsorted(hashes, self.wanted)), len(hashes) - 1)
             hashes[row], offsets[row] = self.wanted, self.offset - name.first_offset
-        return index_object._joined(hashes, offsets)
+        return bytes(index_object._joined(hashes, offsets))
 
 
 async def _cold_find(fragments: int) -> None:
@@ -259,7 +260,7 @@ class Counting(io.BufferedIOBase):
     def __init__(self, file: io.BytesIO) -> None:
         self._file, self.requests, self.bytes = file, 0, 0
 
-    def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+    def read(self, size: int | None = -1) -> bytes:
         """Read, and count."""
         raw = self._file.read(size)
         self.requests += 1

@@ -257,7 +257,7 @@ def _joined(hashes: Hashes, offsets: Offsets) -> memoryview:
     rows = np.empty((len(hashes), ROW_SIZE_BYTES), np.uint8)
     rows[:, :6] = hashes.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:]
     rows[:, 6:] = offsets.astype(">u4").view(np.uint8).reshape(-1, 4)
-    return memoryview(rows.reshape(-1))
+    return rows.reshape(-1).data
 
 
 def _salt(key: str) -> int:
