@@ -38,8 +38,9 @@ import numpy.typing as npt
 import xxhash
 
 from offload.contracts.decoder import Decoded, Decoder
+from offload.formats.rows import ValuePool, column_of
 from offload.ground.errors import Misuse
-from offload.model.record_columns import ByteColumn, RecordBytes
+from offload.model.record_columns import ByteColumn, Integers, RecordBytes
 
 __all__ = ["TERM_RULES_VERSION", "Spec", "Terms", "hashes"]
 
@@ -56,8 +57,8 @@ _BLOCK_SIZE_BYTES: Final = 16 * 2**20
 """Messages are kept until they have so many bytes of JSON, and are then searched by columns."""
 
 _JSON: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
-_SCALARS: Final = frozenset(bytes([first]) for first in b"-0123456789tf")
-"""The first bytes of numbers and booleans."""
+_IS_SCALAR: Final = np.isin(np.arange(256), [*b"-0123456789tf"])
+"""Which bytes begin a number or a boolean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +96,16 @@ class Spec:
 
         Raises `Misuse` if `decoder` has no such section.
         """
-        places = [path.partition(".")[::2] for path in self.paths]
-        heads = [*dict.fromkeys(head for head, _ in places)]
         self.check(decoder)
-        rows, values = list[int](), list[bytes]()
-        for numbers, columns in _blocks(decoder, records, heads):
+        places = [path.partition(".")[::2] for path in self.paths]
+        rows, values = [np.zeros(0, np.uint32)], [ByteColumn.of([])]
+        for numbers, columns in _blocks(decoder, records, [*dict.fromkeys(head for head, _ in places)]):
             for head, field in places:
-                found = columns[head].to_list() if head == _KEY else _texts(columns[head], field)
-                for number, text in zip(numbers, found, strict=True):
-                    if type(text) is list:
-                        rows += [number] * len(text)
-                        values += text
-                    elif text:
-                        rows.append(number)
-                        values.append(text)
-        return Terms(np.array(rows, np.uint32), ByteColumn.of(values))
+                column = columns[head]
+                for found, terms in [_filled(column)] if head == _KEY else _in_documents(column, field):
+                    rows.append(numbers[found])
+                    values.append(terms)
+        return Terms(np.concatenate(rows), ByteColumn.joined(values))
 
     def check(self, decoder: Decoder) -> None:
         """Raise `Misuse` if `decoder` has no such section."""
@@ -128,15 +124,16 @@ def hashes(values: ByteColumn) -> npt.NDArray[np.uint64]:
 
 def _blocks(
     decoder: Decoder, records: RecordBytes, heads: Sequence[str]
-) -> Iterator[tuple[Sequence[int], Mapping[str, Any]]]:
+) -> Iterator[tuple[npt.NDArray[np.uint32], Mapping[str, Any]]]:
     """Yield columns of records, or of messages, with the number of the record of each row."""
     if not decoder.holds_several:
-        yield range(len(records)), decoder.columns(records, heads)
+        yield np.arange(len(records), dtype=np.uint32), decoder.columns(records, heads)
         return
     numbers, rows, size = list[int](), list[list[bytes]](), 0
     for number, message in chain(decoder.messages(records.to_list()), [(-1, None)]):
         if rows and (message is None or size > _BLOCK_SIZE_BYTES):
-            yield numbers, dict(zip(heads, map(ByteColumn.of, zip(*rows, strict=True)), strict=True))
+            columns = map(ByteColumn.of, zip(*rows, strict=True))
+            yield np.array(numbers, np.uint32), dict(zip(heads, columns, strict=True))
             numbers, rows, size = [], [], 0
         if message is not None:
             numbers.append(number)
@@ -152,27 +149,41 @@ def _of_message(message: Decoded, head: str) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
-def _texts(column: ByteColumn, field: str) -> Iterator[bytes | list[bytes]]:
-    """Yield the terms in each JSON document, or in a field of it."""
-    decoder, raw, edges = _decoder(field), column.data.tobytes(), column.offsets.tolist()
-    is_ascii = raw.isascii()
-    for start, end in pairwise(edges):
+def _filled(column: ByteColumn) -> tuple[Integers, ByteColumn]:
+    """Return the rows of a column that are not empty, and their values."""
+    is_filled = np.diff(column.offsets) > 0
+    return np.flatnonzero(is_filled), ByteColumn(column.offsets[np.append(True, is_filled)], column.data)
+
+
+def _in_documents(column: ByteColumn, field: str) -> Iterator[tuple[Integers, ByteColumn]]:
+    """Yield the terms of JSON documents, or of a field of each: rows, and as many terms."""
+    decode, raw, edges = _decoder(field).decode, column.data.tobytes(), column.offsets.tolist()
+    is_ascii, texts, odd = raw.isascii(), list[Any](), dict[int, list[bytes]]()
+    for row, (start, end) in enumerate(pairwise(edges)):
         document = raw[start:end]
         try:
             if not is_ascii:  # msgspec accepts any bytes in texts
                 document.decode()
-            found = decoder.decode(document)
+            found = decode(document)
+            texts.append(found.value if field else found)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            yield _listed(_read(document, field))
-            continue
-        text = bytes(found.value if field else found)
-        first = text[:1]
-        if first == b'"' and b"\\" not in text:
-            yield text[1:-1]
-        elif first in _SCALARS:
-            yield text
-        else:
-            yield _listed(_read(text)) if first in (b'"', b"[") else b""
+            texts.append(b"")
+            odd[row] = _listed(_read(document, field))
+    sizes, joined = np.fromiter(map(len, texts), np.int64, len(texts)), b"".join([*texts, b" "])
+    data, ends = np.frombuffer(joined, np.uint8), np.cumsum(sizes)
+    first = data[ends - sizes]  # the blank, or the byte of another value, if there is none: see `sizes`
+    is_text, is_odd = first == ord('"'), first == ord("[")
+    if b"\\" in joined:
+        escaped = np.unique(np.searchsorted(ends, np.flatnonzero(data == ord("\\")), side="right"))
+        is_odd[escaped] |= is_text[escaped]
+    plain = np.flatnonzero((sizes > 2 * is_text) & (is_text | _IS_SCALAR[first]) & ~is_odd)
+    quotes = is_text[plain].astype(np.int64)
+    pool = ValuePool(data, (ends - sizes)[plain] + quotes, sizes[plain] - 2 * quotes)
+    yield plain, column_of([pool], len(plain))
+    is_odd &= sizes > 0
+    odd |= {row: _listed(_read(bytes(texts[row]))) for row in np.flatnonzero(is_odd).tolist()}
+    rows = np.array([row for row, terms in odd.items() for _ in terms], np.int64)
+    yield rows, ByteColumn.of([term for terms in odd.values() for term in terms])
 
 
 @lru_cache(maxsize=64)
