@@ -5,10 +5,13 @@
 
 An object is stored when it is full, and so a build that is killed keeps what it stored: the next one goes on
 behind it. The name of an object has the version of the root that was loaded before its records were read.
+
+Terms are found and rows are sorted in a thread: `offload run` copies streams on the same event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ from offload.contracts.decoder import Decoder
 from offload.contracts.store import Body, ObjectStore
 from offload.formats.index_object import HASH_BITS, Hashes, IndexWriter
 from offload.formats.keys import IndexName, StreamKeys
+from offload.formats.records import RecordRun
 from offload.ground.env import Env
 from offload.ground.errors import OffloadError
 from offload.index.terms import TERM_RULES_VERSION, Spec, hashes
@@ -76,10 +80,7 @@ async def build_range(
                 each, damage = None, error
             if each is None:
                 break
-            run = each.run.between(begin, end)
-            records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
-            found = spec.terms(decoder, records)
-            rows.add(run.offsets[found.rows], term_hashes(found.values), int(run.offsets[-1]) + 1)
+            await asyncio.to_thread(rows.add, each.run.between(begin, end), spec, decoder)
             if rows.is_full:
                 yield await rows.stored(store, env)
     if damage is None:
@@ -109,12 +110,13 @@ class _Rows:
     def is_full(self) -> bool:
         return self.count >= BUILT_ROWS_MAX or self.next_offset - self.first_offset >= BUILT_RECORDS_MAX
 
-    def add(self, offsets: np.ndarray, found: Hashes, next_offset: int) -> None:
-        """Add the terms of a run of records that ends before `next_offset`."""
-        self.hashes.append(found)
-        self.offsets.append((offsets - np.uint64(self.first_offset)).astype(np.uint32))
-        self.count += len(found)
-        self.next_offset = next_offset
+    def add(self, run: RecordRun, spec: Spec, decoder: Decoder) -> None:
+        """Add the terms of a run of records."""
+        found = spec.terms(decoder, RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes))
+        self.hashes.append(term_hashes(found.values))
+        self.offsets.append((run.offsets[found.rows] - np.uint64(self.first_offset)).astype(np.uint32))
+        self.count += len(found.rows)
+        self.next_offset = int(run.offsets[-1]) + 1
 
     async def stored(self, store: ObjectStore, env: Env) -> Built:
         """Store the object, and begin the next one behind it."""
@@ -122,6 +124,14 @@ class _Rows:
         name = IndexName(
             self.folder, self.first_offset, self.next_offset, root.version, root.incarnation, env.uuid()
         )
+        raw, count = await asyncio.to_thread(self._made, name)
+        await store.put(StreamKeys(root.stream).index(name), Body.of(raw))
+        self.first_offset, self.count = self.next_offset, 0
+        self.hashes, self.offsets = [], []
+        return Built(name, count, len(raw))
+
+    def _made(self, name: IndexName) -> tuple[bytes, int]:
+        """Return the bytes of the object, and the number of its rows."""
         found = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
         offsets = np.concatenate([np.zeros(0, np.uint32), *self.offsets])
         order = np.lexsort((offsets, found))
@@ -130,9 +140,5 @@ class _Rows:
         fresh = np.ones(len(found), np.bool_)
         fresh[1:] = (found[1:] != found[:-1]) | (offsets[1:] != offsets[:-1])
         found, offsets = found[fresh], offsets[fresh]
-        writer = IndexWriter(root.stream, name, len(found))
-        raw = writer.rows(found, offsets) + writer.end()
-        await store.put(StreamKeys(root.stream).index(name), Body.of(raw))
-        self.first_offset, self.count = self.next_offset, 0
-        self.hashes, self.offsets = [], []
-        return Built(name, len(found), len(raw))
+        writer = IndexWriter(self.committed.stream, name, len(found))
+        return writer.rows(found, offsets) + writer.end(), len(found)
