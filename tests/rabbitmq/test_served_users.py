@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Ran, offload
+from command_line import Ran, offload, sync
 from offload_rabbitmq.server import users
 from offload_rabbitmq.server.listener import open_listener
 from offload_rabbitmq.server.users import PasswordHash, UsersInFile
+from osiris_data import DATA
 from stream_client import AUTHENTICATE, HANDSHAKE, METADATA, PROPERTIES, RawClient, text
 from stream_server import Served, served
 
@@ -82,7 +83,7 @@ def file(tmp_path: Path, two: bytes) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, file: Path) -> Iterator[Served]:
-    (tmp_path / "tier").mkdir()
+    sync(DATA / "tiny", tmp_path / "tier")
     with served(tmp_path / "tier", f"?users={file}") as running:
         yield running
 
