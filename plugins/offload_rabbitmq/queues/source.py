@@ -22,7 +22,7 @@ from offload.entries.ledger import EntryLedgerStream
 from offload.ground.errors import Corrupt, Misuse, NotOffloaded
 from offload.local.files import shown_path
 from offload_rabbitmq.queues.folder import ClassicQueue, Vhost, find_vhosts, read_vhost
-from offload_rabbitmq.queues.messages import read_message
+from offload_rabbitmq.queues.messages import read_message, read_properties
 from offload_rabbitmq.queues.records import HEAD, encode_records
 
 SCHEME: Final = "rabbitmq-queues://"
@@ -87,11 +87,11 @@ async def _ledgers(queue: ClassicQueue) -> Sequence[EntryLedger]:
 
 
 def records_of(queue: ClassicQueue, first: int, stop: int) -> list[bytes]:
-    """Return the records of some messages. Terms that are no message are kept, and counted once."""
+    """Return the records of some messages. Those that cannot be decoded are kept, and counted once."""
     terms = queue.terms(first, stop)
     for row, term in enumerate(terms, first):
         try:
-            read_message(term, where=queue.stream)
+            read_properties(read_message(term, where=queue.stream).properties, where=queue.stream)
         except Corrupt as error:
             queue.count_bad(row, error.what)
     return encode_records(queue.rows[first:stop], terms)
