@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["value_text"]
+
+# `json.dumps` with these arguments would make an encoder for each value.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def value_text(value: Any) -> str:
@@ -19,4 +22,4 @@ def value_text(value: Any) -> str:
             return f'"{base64.b64encode(value).decode()}","encoding":"base64"'
     if isinstance(value, str):
         return encode_basestring(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)

@@ -34,7 +34,8 @@ from offload_rabbitmq.queues.decoder import Amqp091Decoder
 from offload_rabbitmq.queues.folder import ClassicQueue
 from offload_rabbitmq.queues.publishing import ProgressFile, Published, broker_url
 from offload_rabbitmq.queues.publishing import publish as publish_stream
-from offload_rabbitmq.queues.source import QueueSource, records_of
+from offload_rabbitmq.queues.records import encode_records
+from offload_rabbitmq.queues.source import QueueSource
 
 PRINTED_MESSAGES_MAX: Final = 2048
 
@@ -148,11 +149,15 @@ def rescue(
 def _print_messages(queue: ClassicQueue) -> None:
     decoder, name = Amqp091Decoder(), value_text(queue.stream)
     for first in range(0, len(queue.rows), PRINTED_MESSAGES_MAX):
-        records = records_of(queue, first, min(first + PRINTED_MESSAGES_MAX, len(queue.rows)))
+        rows = queue.rows[first : first + PRINTED_MESSAGES_MAX]
+        records = encode_records(rows, queue.terms(first, first + len(rows)))
         lines = list[str]()
         for offset, (value, sections) in enumerate(decoder.decode(records), first):
-            tail = "".join(f',"{key}":{value_text(each)}' for key, each in sections.items())
-            lines.append(f'{{"stream":{name},"offset":{offset},"value":{value_text(value)}{tail}}}\n')
+            for part in ("queue", "properties"):
+                if "error" in sections[part]:
+                    queue.count_bad(offset, part)
+            tail = value_text(sections)[1:]
+            lines.append(f'{{"stream":{name},"offset":{offset},"value":{value_text(value)},{tail}\n')
         write_bytes("".join(lines).encode())
 
 

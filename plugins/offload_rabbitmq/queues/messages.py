@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from pamqp.commands import Basic
@@ -82,7 +83,7 @@ def read_message(term: bytes, *, where: str) -> StoredMessage:
             ("content", 60, fields, wire, _, list(fragments)),
             bytes(message_id),
             _,
-        ) if all(type(each) is bytes for each in (*keys, *fragments)):
+        ) if {*map(type, keys), *map(type, fragments)} == {bytes}:
             if not isinstance(wire, bytes):
                 wire = _encoded(fields, where)
             return StoredMessage(vhost, exchange, keys, wire, fragments, message_id)
@@ -100,11 +101,14 @@ def read_properties(wire: bytes, *, where: str) -> dict[str, Any]:
         found.unmarshal(flags, wire[2:])
     except UNREADABLE as error:
         raise Corrupt("properties", where, expected="those of AMQP 0-9-1", found=error) from error
-    return {
-        name: getattr(found, _PAMQP_NAMES.get(name, name))
-        for number, (name, _) in enumerate(PROPERTIES)
-        if flags & 0x8000 >> number
-    }
+    return {name: getattr(found, attribute) for name, attribute in _there(flags)}
+
+
+@lru_cache(1024)
+def _there(flags: int) -> list[tuple[str, str]]:
+    """Return the names of the properties that are there, each with its name in pamqp."""
+    names = [name for number, (name, _) in enumerate(PROPERTIES) if flags & 0x8000 >> number]
+    return [(name, _PAMQP_NAMES.get(name, name)) for name in names]
 
 
 def _encoded(fields: Any, where: str) -> bytes:

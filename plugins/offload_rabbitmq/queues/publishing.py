@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import aiormq
@@ -202,8 +202,8 @@ async def _channel(url: URL, queue: str, *, must_be_empty: bool) -> AsyncIterato
     async with asyncio.timeout(CONNECT_SECONDS):
         connection = await aiormq.connect(url)
     try:
-        channel = await connection.channel(publisher_confirms=True)
-        assert isinstance(channel, aiormq.Channel), "the abstract one cannot send without waiting"
+        # The abstract channel of its type cannot send without waiting.
+        channel = cast("aiormq.Channel", await connection.channel(publisher_confirms=True))
         found = await channel.queue_declare(queue, passive=True)
         if must_be_empty and found.message_count:
             raise Misuse(
@@ -228,4 +228,4 @@ def _explained(where: str) -> Iterator[None]:
     except aiormq.ChannelNotFoundEntity as error:
         raise NotOffloaded(f"{where}: {error}: declare the queue first") from error
     except (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, TimeoutError) as error:
-        raise TryAgain(f"{where}: {error or type(error).__name__}") from error
+        raise TryAgain(f"{where}: {str(error) or type(error).__name__}") from error
