@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tarfile
 from collections import defaultdict
 from datetime import datetime
@@ -28,6 +29,18 @@ def unpacked(name: str, folder: Path) -> Path:
     with tarfile.open(DATA / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     return folder / name
+
+
+def keep_some(node: Path, *kinds: str) -> Path:
+    """Remove all queues of a set but those whose names begin so."""
+    for path in node.glob("msg_stores/vhosts/*/queues/*/.queue_name"):
+        name = path.read_text(errors="replace").partition("\nQUEUE: ")[2]
+        if not name.startswith(kinds):
+            shutil.rmtree(path.parent)
+    lines = (node / "expected.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["queue"].startswith(kinds)]
+    (node / "expected.jsonl").write_text("".join(kept))
+    return node
 
 
 def expected(node: Path) -> dict[str, Delivered]:
