@@ -118,6 +118,11 @@ class OpenedService:
             tier=self.tier,
             tier_for=self.tier_for,
             decoder=self.decoder,
+            ends=lambda: {
+                each.stream: (each.part, each.committed_offset)
+                for each in dispatcher.statuses
+                if each.committed_offset is not None
+            },
             led=lambda: [each.stream for each in dispatcher.statuses if each.state is FollowState.LEADING],
             identity=None if dispatcher.instance is None else dispatcher.instance.tag.hex(),
             env=self.session.env,

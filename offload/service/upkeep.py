@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -57,6 +57,9 @@ __all__ = ["Upkeep"]
 JITTER: Final = 0.1
 FRAGMENTS_MIN: Final = 8
 """The fewest fragments that are merged into one: a merge copies all their bytes, so it has to be worth it."""
+
+INDEX_LOOK_SECONDS: Final = 86_400.0
+"""How long an index of a stream without new data is not looked at. An index object may be lost meanwhile."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -98,6 +101,8 @@ class Upkeep:
     led: Callable[[], list[str]]
     decoder: Callable[[str], Decoder]
     """Return a decoder by its name, for the index."""
+    ends: Callable[[], Mapping[str, object]] = dict
+    """Return a mark of the end of each stream that is led, which changes with each commit, if it is known."""
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
     identity: str | None = None
@@ -110,6 +115,8 @@ class Upkeep:
     _clock: ClockGuard = field(init=False)
     _noted: set[str] = field(default_factory=set)
     """The notes about timestamps in the future that are in the log."""
+    _indexed: dict[tuple[str, Spec], tuple[object, float]] = field(default_factory=dict)
+    """The end of a stream that is indexed as far as that, and when that was looked up."""
 
     def __post_init__(self) -> None:
         self._clock = ClockGuard(self.env)
@@ -245,14 +252,23 @@ class Upkeep:
                 return
 
     async def _index(self, tally: JobTally) -> None:
+        ends = self.ends()
         for stream in self.led():
             for spec in map(Spec.parse, self.config.of(stream).index):
+                now, end = self.env.monotonic(), ends.get(stream)
+                known, looked = self._indexed.get((stream, spec), (None, 0.0))
+                if end is not None and known == end and now - looked < INDEX_LOOK_SECONDS:
+                    continue
                 tier = native(self.tier_for(stream), to="index")
                 parts = index(tier, stream, spec, self.decoder(spec.decoder), env=self.env)
+                is_whole = True
                 try:
                     async with aclosing(parts):
                         async for one in parts:
+                            is_whole = is_whole and not one.damages
                             tally.add(one.built + one.merged, one.bytes, next(iter(one.damages), None))
+                    if is_whole:
+                        self._indexed[stream, spec] = end, now
                 except StoreDenied:  # every other stream would be denied too
                     raise
                 except OffloadError as error:

@@ -24,7 +24,7 @@ from offload.index.find import FindReport, find
 from offload.index.terms import Spec
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
-from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
+from offload.service.upkeep import FRAGMENTS_MIN, INDEX_LOOK_SECONDS, Upkeep
 from offload.store.faults import FaultyStore
 from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
@@ -69,6 +69,7 @@ class World(TierWorld):
             tier_for=lambda stream: self.kept,
             led=lambda: led,
             decoder=lambda name: BodyIsKey(),
+            ends=lambda: {"orders": self.follower.status.committed_offset},
             env=self.env(),
             emit=self.events.append,
         )
@@ -364,6 +365,27 @@ def test_a_run_of_the_index_covers_what_was_committed_before_it() -> None:
             find(world.tier(), "orders", [term], by=by, decoder=BodyIsKey(), report=report)
         ) as runs:
             return sum([len(each.run) async for each in runs]), report.scanned
+
+    asyncio.run(scenario())
+
+
+def test_the_index_of_a_stream_without_new_data_costs_no_request_for_a_day() -> None:
+    """Then it is looked at, because index objects may be lost."""
+
+    async def scenario() -> None:
+        world, requests = World(index="10m"), list[int]()
+        await world.grow(1)
+        for seconds in (0, 600, INDEX_LOOK_SECONDS):
+            world.clock.now += seconds
+            before = world.kept.metrics.requests.total()
+            done = await world.run_once()
+            requests.append(world.kept.metrics.requests.total() - before)
+            assert (done.job, done.error) == ("index", None)
+        await world.grow(1)
+        world.clock.now += 600
+
+        assert [count > 0 for count in requests] == [True, False, True]
+        assert (await world.run_once()).objects == 1
 
     asyncio.run(scenario())
 
