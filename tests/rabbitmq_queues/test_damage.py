@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import struct
 from contextlib import suppress
@@ -11,12 +12,14 @@ from random import Random, SystemRandom
 import numpy as np
 import pytest
 from offload_rabbitmq.queues import folder as folder_module
+from offload_rabbitmq.queues import index_v2, store_files
 from offload_rabbitmq.queues.folder import ClassicQueue
 from offload_rabbitmq.queues.messages import read_message
+from offload_rabbitmq.queues.source import QueueSource
 from offload_rabbitmq.queues.store_files import REDELIVERED
 from queue_sets import ROOT_VHOST, folder_of, queues_in, unpacked
 
-from offload.ground.errors import Corrupt, NotOffloaded, TryAgain
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded, TryAgain
 
 Terms = dict[str, list[bytes]]
 ALL = 10**6
@@ -272,6 +275,36 @@ def test_files_that_change_meanwhile_ask_for_a_copy(vhost: Path, monkeypatch: py
     monkeypatch.setattr(folder_module, "scan_store", scan)
     with pytest.raises(TryAgain, match="stop the node, or copy the folder"):
         folder_module.read_vhost(vhost)
+
+
+def test_a_message_beyond_the_limit_is_none_although_the_file_has_it(
+    vhost: Path, whole: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (store_files, index_v2):
+        monkeypatch.setattr(module, "TERM_SIZE_BYTES_MAX", 2**18)
+    store = vhost / "msg_store_persistent"
+    message_id = _in_store(vhost)[0][0]["id"]
+    (store / "0.rdq").rename(store / "1.rdq")
+    (store / "0.rdq").write_bytes(struct.pack(">Q", 2**19) + message_id + bytes(2**19 - 16) + b"\xff")
+    path = path_of(vhost, "bodies")
+    raw = bytearray(path.read_bytes()) + bytes(2**19)
+    raw[64:68] = struct.pack(">I", 2**19)
+    path.write_bytes(raw)
+    slots = bytearray((path.parent / "0.qi").read_bytes())
+    slots[64 + 12 : 64 + 16] = struct.pack(">I", 2**19)
+    (path.parent / "0.qi").write_bytes(slots)
+
+    queues = queues_in(vhost)
+
+    assert terms_of(queues) == {**whole, "%2F/tiny-v2": whole["%2F/tiny-v2"][1:]}
+    assert queues["%2F/tiny-v2"].damages.total() == 1
+
+
+def test_a_vhost_that_is_there_twice_is_refused(vhost: Path) -> None:
+    shutil.copytree(vhost, vhost.parent / "copy")
+
+    with pytest.raises(Misuse, match="both have the queue %2F/limit-v1"):
+        asyncio.run(QueueSource(vhost.parent).queues())
 
 
 def test_a_folder_without_queues_is_no_source(tmp_path: Path) -> None:

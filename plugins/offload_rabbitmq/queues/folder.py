@@ -48,6 +48,9 @@ STORE: Final = "msg_store_persistent"
 _NAME_SIZE_BYTES_MAX: Final = 4096
 _TERMS_SIZE_BYTES_MAX: Final = 2**28
 _GATHER_SIZE_BYTES: Final = 2**16
+_DIGEST: Final = re.compile(r"[0-9A-Z]{20,25}")
+"""The name of a vhost's folder, unless somebody gave it another."""
+
 _TERM: Final = re.compile(rb"(\0...)(?=\x83h\x02)", re.DOTALL)
 """The size of an object of `recovery.dets`, which counts itself, before a term that is a pair."""
 
@@ -206,7 +209,7 @@ NEW_ENTRIES: Final = 2048
 def _vhost_name(path: Path, damages: Damages) -> bytes:
     file = path / ".vhost"
     name = _read_small(file) if file.is_file() else b""
-    if not name or _digest(name) != path.name:
+    if not name or (_digest(name) != path.name and _DIGEST.fullmatch(path.name)):
         damages[".vhost", "not the name to which the folder belongs"] += 1
     return name or os.fsencode(path.name)
 

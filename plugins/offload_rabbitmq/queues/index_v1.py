@@ -31,6 +31,7 @@ from offload_rabbitmq.queues.store_files import (
     IN_STORE,
     REDELIVERED,
     ROW,
+    TERM_SIZE_BYTES_MAX,
     BrokerFile,
     Damages,
     FileWindow,
@@ -140,7 +141,7 @@ class _Records:
         if size > self.file.size_bytes - at:
             self.stop(CUT_OFF)
             return None
-        if size and window.at(at, 1) != _TERM:
+        if size and (size > TERM_SIZE_BYTES_MAX or window.at(at, 1) != _TERM):
             self.stop(NO_RECORD)
             return None
         self.at = at + size

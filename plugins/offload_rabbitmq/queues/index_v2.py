@@ -24,7 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.local.files import shown_path
-from offload_rabbitmq.queues.store_files import IN_STORE, ROW, Damages, FileWindow, QueueRows, VhostFiles
+from offload_rabbitmq.queues.store_files import (
+    IN_STORE,
+    ROW,
+    TERM_SIZE_BYTES_MAX,
+    Damages,
+    FileWindow,
+    QueueRows,
+    VhostFiles,
+)
 
 HEADER_SIZE_BYTES: Final = 64
 SLOTS_MAX: Final = 2**20
@@ -133,9 +141,9 @@ def _wrong(window: FileWindow, position: int, size: int) -> str:
     """Return what is wrong with an entry."""
     if position < HEADER_SIZE_BYTES or position + 8 + size > window.file.size_bytes:
         return "a body that ends behind the file"
-    entry = window.at(position, 8 + size)
-    if int.from_bytes(entry[:4], "big") != size:
+    if size > TERM_SIZE_BYTES_MAX or int.from_bytes(window.at(position, 4), "big") != size:
         return "a body of another size than its index says"
+    entry = window.at(position, 8 + size)
     if entry[4] & 1 and zlib.crc32(entry[8:]) & 0xFFFF != int.from_bytes(entry[5:7], "big"):
         return "a body whose CRC is wrong"
     return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -68,9 +69,19 @@ class QueueSource(Source):
         return [f"{who}: {file}: {reason}: {count}" for who, file, reason, count in self.damages]
 
     async def queues(self) -> Sequence[ClassicQueue]:
-        """Read the folder, and return its queues. Raises `NotOffloaded`, and `TryAgain` if files change."""
+        """Read the folder, and return its queues.
+
+        Raises `NotOffloaded` if it has none, `Misuse` if it has one twice, and `TryAgain` if files change.
+        """
         self._vhosts = await asyncio.to_thread(lambda: [read_vhost(each) for each in find_vhosts(self._path)])
-        return sorted((each for vhost in self._vhosts for each in vhost.queues), key=lambda each: each.stream)
+        queues = sorted(
+            (each for vhost in self._vhosts for each in vhost.queues), key=lambda each: each.stream
+        )
+        for one, other in pairwise(queues):
+            if one.stream == other.stream:
+                folders = f"{shown_path(one.files.folder)} and {shown_path(other.files.folder)}"
+                raise Misuse(f"{folders} both have the queue {one.stream}: name one of them")
+        return queues
 
     async def streams(self) -> Sequence[SourceStream]:
         """Return the queues as streams, as they are now."""

@@ -29,6 +29,9 @@ from offload.ground.errors import TryAgain
 from offload.local.files import explained, opened, read_at, shown_path
 
 WINDOW_SIZE_BYTES: Final = 2**20
+TERM_SIZE_BYTES_MAX: Final = 2**30
+"""A larger message is none: the broker takes 512 MiB at most. A sparse file can have any size."""
+
 RESYNC_SIZE_BYTES: Final = 2**18
 """So much is searched at once for the next entry behind damage."""
 
@@ -192,8 +195,9 @@ def _scan_file(
         if at + _HEAD_SIZE_BYTES < size_bytes:
             head = window.at(at, _HEAD_SIZE_BYTES)
             end = at + 8 + int.from_bytes(head[:8], "big")
-            if at + _HEAD_SIZE_BYTES <= end < size_bytes and window.at(end, 1) == _END:
-                position = at + _HEAD_SIZE_BYTES
+            position = at + _HEAD_SIZE_BYTES
+            is_size = position <= end < min(size_bytes, position + TERM_SIZE_BYTES_MAX)
+            if is_size and window.at(end, 1) == _END:
                 found.append((0, head[8:], number, position, end - position, 0, 0, 0))
                 at = end + 1
                 continue
@@ -233,7 +237,7 @@ def _candidates(
     high = halves[:count] == 0
     at = np.flatnonzero(high.all(axis=1))
     sizes = np.ascontiguousarray(halves[at + 4]).view(">u4").ravel().astype(np.int64)
-    at = at[(sizes >= 16) & (at + 8 + sizes < left)]
+    at = at[(sizes >= 16) & (sizes < TERM_SIZE_BYTES_MAX) & (at + 8 + sizes < left)]
     if not len(at):
         return at
     ids = block[at[:, None] + np.arange(8, _HEAD_SIZE_BYTES)].view("S16").ravel()
