@@ -176,6 +176,8 @@ class _Search:
             print_note(f"stream {stream!r}: left out [{offsets.start}, {offsets.stop}), which is not indexed")
         for damage in report.damages:
             print_note(f"{damage}; what this index object covers counts as not indexed")
+        if not (report.requests or report.scanned):  # an error came before
+            return
         objects, requests = counted(report.objects, "index object"), counted(report.requests, "request")
         print_note(
             f"{objects}, {requests} and {size_text(report.bytes)} of indexes; "

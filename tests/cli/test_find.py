@@ -221,6 +221,12 @@ def test_a_wrong_argument_ends_with_2_and_one_line(
     assert says in ran.error
 
 
+def test_an_error_before_the_search_is_one_line(synced: Path, tmp_path: Path) -> None:
+    assert "is no tier" in find(tmp_path, "tiny", *ID, "--term", "x", code=1).error
+    assert "has no stream 'nosuch'" in find(synced, "nosuch", *ID, "--term", "x", code=1).stderr
+    assert "No such file" in offload("find", synced, "tiny", *ID, "--terms-from", tmp_path / "no").error
+
+
 def test_two_processes_index_one_stream(tier: Path) -> None:
     for each in indexes(tier):
         each.unlink()
