@@ -515,3 +515,29 @@ def test_the_newest_committed_ledger_must_not_be_shorter_behind_later_ones() -> 
         assert len(await bodies(tier)) == 4
 
     asyncio.run(run())
+
+
+def test_the_chunks_before_an_entry_that_cannot_be_read_are_copied() -> None:
+    """The sizes are known without the entries, so the damage is found when it is copied."""
+
+    def refuse(run: EntryRun) -> EntryRun:
+        if run.first + len(run.ends) > 4:
+            raise Corrupt("checksum", "a file", expected="that of entry 4", found="another", position=10**9)
+        return run
+
+    store = EntryStore(has_sizes=True, lies={7: {"run": refuse}})
+    ledger = store.begin(7, *[b"%d" % number for number in range(6)])
+    ledger.timestamps_ms = [number * 2000 for number in range(6)]  # each is a chunk by itself
+    tier = ObjectStoreOffloader(MemoryStore())
+
+    async def run() -> None:
+        for _ in range(2):
+            report = await synced(store, tier)
+            assert isinstance(report.error, Corrupt)
+            assert "at offset 4" in str(report.error)
+            assert await bodies(tier) == ledger.entries[:4]
+        store.lies.clear()
+        assert (await synced(store, tier)).error is None
+        assert await bodies(tier) == ledger.entries
+
+    asyncio.run(run())
