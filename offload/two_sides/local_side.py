@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from offload.contracts.chunks import StoredChunk
+from offload.contracts.ledger import ReadHandle
 from offload.contracts.source import Snapshot, SourceStream
 from offload.copy.history import check_chunk
 from offload.copy.hold_back import Arrivals, vouched_end
@@ -186,7 +187,11 @@ class LocalSide:
                 table = await ledger.table()
                 rows = table[row_holding(table, offset) : row_from(table, until)]
                 for wanted in ledger.windows(_up_to(rows, limit)):
-                    data = await ledger.read(wanted)
+                    try:
+                        data = await ledger.read(wanted)
+                    except Corrupt as error:
+                        self._doubt(*await _unreadable(ledger, wanted, error))
+                        return
                     damage = await asyncio.to_thread(_damage, data, wanted, ledger.where)
                     if damage is not None:
                         # The sound chunks before it are read again, up to the end of the extent.
@@ -342,6 +347,20 @@ def _damage(data: bytes | memoryview, rows: ChunkTable, where: str) -> Corrupt |
     except Corrupt as damage:
         return damage
     return None
+
+
+async def _unreadable(ledger: ReadHandle, rows: ChunkTable, damage: Corrupt) -> tuple[int, int, Corrupt]:
+    """Return the offsets of the first of these chunks that the source refuses to read, and why it does.
+
+    A source that checks its records as it reads them refuses all of a window because of one.
+    """
+    for row in range(len(rows)):
+        try:
+            await ledger.read(rows[row : row + 1])
+        except Corrupt as error:
+            begin = int(rows["offset"][row])
+            return begin, begin + int(rows["records"][row]), error
+    return int(rows["offset"][0]), int(rows["offset"][-1] + rows["records"][-1]), damage
 
 
 def _row_of(rows: ChunkTable, damage: Corrupt) -> int:
