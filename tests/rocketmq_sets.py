@@ -49,3 +49,11 @@ def records(name: str, answers: list[dict[str, Any]] | None = None) -> RecordByt
         np.array([each["commit_log_offset"] - first for each in answers]),
         np.array([each["size"] for each in answers]),
     )
+
+
+def answers(name: str, reader: str, question: str) -> list[dict[str, Any]]:
+    """Return the answers of one of the broker's readers to the questions of one kind, in their order."""
+    with gzip.open(
+        DATA / name / "answers" / reader / f"{question}.jsonl.gz", "rt", encoding="utf-8"
+    ) as lines:
+        return [json.loads(line) for line in lines]
