@@ -31,11 +31,11 @@ from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree
 from offload.store.read_only import ReadOnlyStore
 from offload_rabbitmq_s3.fragment import RabbitmqFragment
-from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id
+from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id, stream_prefix
 from offload_rabbitmq_s3.objects import rows_of_stored, uid_of
 from offload_rabbitmq_s3.roots import ChosenRoot, chosen_root, given_roots, load_manifest
 
-__all__ = ["PREFIX", "RabbitmqS3Catalogue", "committed_in", "key_of"]
+__all__ = ["PREFIX", "RabbitmqS3Catalogue", "committed_in", "fragment_keys", "key_of"]
 
 PREFIX: Final = "rabbitmq+"
 
@@ -250,3 +250,11 @@ def key_of(stream: str, row: Entries) -> RabbitmqKey:
     """Return the key of the object that one entry names."""
     uid = int.from_bytes(bytes(row["attempt"][0])[12:], "big")
     return RabbitmqKey(stream, EntryKind(int(row["kind"][0])), int(row["first_offset"][0]), uid)
+
+
+def fragment_keys(stream: str, rows: Entries) -> list[str]:
+    """Return the keys of the fragments of a run of entries, many times faster than `key_of` one by one."""
+    folder = stream_prefix(stream) + "data"
+    uids = np.frombuffer(rows["attempt"].tobytes(), ">u4")[3::4].tolist()
+    starts = rows["first_offset"].tolist()
+    return [f"{folder}/{start:020d}.{uid:08x}.fragment" for start, uid in zip(starts, uids, strict=True)]

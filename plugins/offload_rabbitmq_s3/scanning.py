@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from offload.ground.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.model.entry import Entries, EntryKind
+from offload.model.entry import Entries
 from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree
-from offload_rabbitmq_s3.catalogue import RabbitmqS3Catalogue, committed_in, key_of
+from offload_rabbitmq_s3.catalogue import RabbitmqS3Catalogue, committed_in, fragment_keys, key_of
 from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id, stream_prefix
 from offload_rabbitmq_s3.objects import FRAGMENT_HEADER, INDEX_RECORD
 from offload_rabbitmq_s3.roots import ChosenRoot
@@ -132,7 +132,7 @@ async def _is_newest(tier: RabbitmqS3Catalogue, scanned: ScannedStream) -> bool:
 
 
 async def _scanned(tier: RabbitmqS3Catalogue, stream: str, strangers: list[str]) -> ScannedStream:
-    scanned, root, named = ScannedStream(stream=stream), None, dict[RabbitmqKey, int]()
+    scanned, root, named = ScannedStream(stream=stream), None, dict[str, int]()
     try:
         # The root comes before the listing: what is uploaded meanwhile is behind its next offset.
         root = await tier.root(stream)
@@ -145,39 +145,36 @@ async def _scanned(tier: RabbitmqS3Catalogue, stream: str, strangers: list[str])
         scanned.error = error
     except NotOffloaded:
         pass
-    starts = {key.number for key in named if key.kind is EntryKind.FRAGMENT}
     async for row in tier.store.list(stream_prefix(stream)):
-        key = RabbitmqKey.parse(row.key)
-        if key is None:
-            strangers.append(row.key)
-            continue
-        scanned.objects += 1
-        scanned.size_bytes += row.size_bytes
-        if (size_bytes := named.pop(key, None)) is not None:
+        # Most objects are named, so no key is parsed before it is looked for.
+        if (size_bytes := named.pop(row.key, None)) is not None:
             if size_bytes and not _is_size(row.size_bytes, size_bytes):
                 scanned.missing.append(ScannedObject(row.key, row.size_bytes, "of another size"))
+        elif (key := RabbitmqKey.parse(row.key)) is None:
+            strangers.append(row.key)
+            continue
         elif scanned.error is None and (root is None or key != root.key):
-            reason = _reason(key, root, scanned, starts)
-            scanned.unused.append(ScannedObject(row.key, row.size_bytes, reason))
-    scanned.missing += [ScannedObject(str(key), 0, "absent") for key in sorted(named)]
+            scanned.unused.append(ScannedObject(row.key, row.size_bytes, _reason(key, root, scanned)))
+        scanned.objects += 1
+        scanned.size_bytes += row.size_bytes
+    scanned.missing += [ScannedObject(key, 0, "absent") for key in sorted(named)]
     return scanned
 
 
-async def _named_by(
-    tier: RabbitmqS3Catalogue, root: ChosenRoot, scanned: ScannedStream
-) -> dict[RabbitmqKey, int]:
-    """Return the objects that a root needs, each with the size of its chunks, which is 0 for a group."""
-    committed, named = committed_in(root), dict[RabbitmqKey, int]()
+async def _named_by(tier: RabbitmqS3Catalogue, root: ChosenRoot, scanned: ScannedStream) -> dict[str, int]:
+    """Return the keys that a root needs, each with the size of its chunks, which is 0 for a group."""
+    committed, named = committed_in(root), dict[str, int]()
     scanned.first_offset, scanned.next_offset = committed.first_offset, committed.next_offset
 
     async def load(of: CommittedStream, row: Entries) -> Entries:
-        named[key_of(of.stream, row)] = 0
+        named[str(key_of(of.stream, row))] = 0
         return await tier.load_group(of, row)
 
     async with aclosing(EntryTree(committed, load).walk()) as runs:
         async for run in runs:
-            for at, size_bytes in enumerate(run["data_size_bytes"].tolist()):
-                named[key_of(committed.stream, run[at : at + 1])] = size_bytes
+            named.update(
+                zip(fragment_keys(committed.stream, run), run["data_size_bytes"].tolist(), strict=True)
+            )
     return named
 
 
@@ -186,7 +183,7 @@ def _is_size(found: int, chunks: int) -> bool:
     return index > 0 and index % INDEX_RECORD.size_bytes == 0
 
 
-def _reason(key: RabbitmqKey, root: ChosenRoot | None, scanned: ScannedStream, starts: set[int]) -> str:
+def _reason(key: RabbitmqKey, root: ChosenRoot | None, scanned: ScannedStream) -> str:
     if root is None:
         return "no root"
     if key.kind is None:
