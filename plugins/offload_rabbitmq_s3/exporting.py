@@ -63,6 +63,10 @@ class ExportedStream:
     size_bytes: int = 0
 
 
+def _silent(done: ExportedStream) -> None:
+    """Show no progress."""
+
+
 @dataclass(kw_only=True)
 class RabbitmqS3Export:
     """One stream of a tier, on its way into a bucket. `epoch` is that of the newest chunk if it is None."""
@@ -74,7 +78,7 @@ class RabbitmqS3Export:
     fragment_size_bytes: int = 64 * 2**20
     branching: int = 1024
     uid_of: UidOf | None = None
-    progress: Callable[[ExportedStream], None] = lambda done: None
+    progress: Callable[[ExportedStream], None] = _silent
     done: ExportedStream = field(default_factory=ExportedStream)
 
     def __post_init__(self) -> None:
