@@ -15,7 +15,8 @@ from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.listener import Listener, ServedStream
 from offload.contracts.source import Source, SourceStream
-from offload.ground.errors import Misuse, NotOffloaded, StreamDeleted
+from offload.ground.errors import Misuse, NotOffloaded, OffloadError, StreamDeleted
+from offload.native.layout_check import native_or_none
 from offload.opening.session import Session
 from offload.read.reader import StreamReader
 from offload.service.address import address_from, address_of
@@ -27,6 +28,8 @@ __all__ = ["ServedTier", "metrics_beside", "serve_listeners"]
 
 STALENESS_SECONDS: Final = 1.0
 """The age of the views with which a reader may begin. A thousand consumers that connect at once look once."""
+
+SAID_MAX: Final = 1000
 
 _log: Final = logging.getLogger(__name__)
 
@@ -45,12 +48,20 @@ class ServedTier:
     ) -> None:
         self._session, self._catalogue, self._source = session, catalogue, source
         self._hold_back_seconds, self._emit = hold_back_seconds, emit or session.emit
-        self._said: set[tuple[str, int]] = set()
+        self._said: set[str] = set()
+        """The lines of the log that were written."""
 
     async def names(self) -> list[str]:
-        """See `ServedStreams.names`."""
-        found = {*await self._catalogue.streams()}
-        return sorted(found | {*await self._in_source()})
+        """See `ServedStreams.names`. A damaged folder hides its own stream, and no other."""
+        found, errors = await self._on_tier()
+        for error in errors:
+            self._say(f"a stream is not served: {error}")
+        return sorted({*found, *await self._in_source()})
+
+    async def _on_tier(self) -> tuple[list[str], Sequence[OffloadError]]:
+        if (objects := native_or_none(self._catalogue)) is not None:
+            return await objects.find_streams()
+        return await self._catalogue.streams(), []
 
     async def open(self, stream: str) -> ServedStream:
         """See `ServedStreams.open`.
@@ -70,8 +81,12 @@ class ServedTier:
                 raise
         else:
             ascending = _ascending(reader.parts)
-            for repeating in reader.parts[len(ascending) :][:1]:
-                self._say(stream, repeating)
+            for each in reader.parts[len(ascending) :][:1]:
+                at = each.manifest.first_offset
+                self._say(
+                    f"stream {stream!r} ends before part {each.part}, which begins at offset {at} again: "
+                    "read it by its own name"
+                )
             if beside is None or len(ascending) < len(reader.parts):
                 reader.parts = ascending
                 return reader
@@ -86,13 +101,13 @@ class ServedTier:
             emit=self._emit,
         )
 
-    def _say(self, stream: str, repeating: StreamReader) -> None:
-        """Say once that a stream ends before a part."""
-        if (stream, repeating.part) not in self._said:
-            self._said.add((stream, repeating.part))
-            begin = repeating.manifest.first_offset
-            text = "stream %r ends before part %d, which begins at offset %d again: read it by its own name"
-            _log.warning(text, stream, repeating.part, begin)
+    def _say(self, text: str) -> None:
+        """Write a line of the log once. Of texts that always differ, some are forgotten."""
+        if text not in self._said:
+            if len(self._said) >= SAID_MAX:
+                self._said.clear()
+            self._said.add(text)
+            _log.warning("%s", text)
 
     async def _in_source(self) -> dict[str, SourceStream]:
         if self._source is None:

@@ -354,6 +354,24 @@ def test_a_damaged_chunk_ends_the_stream_behind_the_sound_ones(
 # Names and parts.
 
 
+def test_a_damaged_anchor_hides_its_own_stream_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for stream in ("damaged", "sound"):
+        asyncio.run(append(tmp_path / "tier", [b"x"], stream=stream))
+    anchor = tmp_path / "tier" / "damaged" / "stream.anchor"
+    anchor.write_bytes(anchor.read_bytes()[:-5])
+    with served(tmp_path / "tier") as running, RawClient.opened(running.port) as client:
+        for _ in range(2):
+            assert client.subscribe("damaged", FIRST) == 2
+            assert client.ask(METADATA, struct.pack(">I", 1) + text("sound"))
+            time.sleep(1.1)  # the names are asked for again
+        assert client.subscribe("sound", FIRST) == 1
+        assert first_offsets(client.delivered(1)) == [0]
+
+    assert len([each for each in caplog.messages if "not served: damaged/stream.anchor" in each]) == 1
+
+
 @pytest.mark.parametrize(
     ("host", "name", "stream"),
     [
