@@ -259,22 +259,43 @@ def test_a_damaged_configuration_is_counted(vhost: Path, whole: Terms) -> None:
     assert folder_module.read_vhost(vhost).damages.total() == 1
 
 
-def test_files_that_change_meanwhile_ask_for_a_copy(vhost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, path = queues_in(vhost)["%2F/tiny-v1"], path_of(vhost, "segment")
-    with path.open("ab") as file:
+@pytest.mark.parametrize("name", ["0.idx", "1.idx"])
+def test_files_that_change_meanwhile_ask_for_a_copy(
+    vhost: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, scan_store = path_of(vhost, "segment").parent, folder_module.scan_store
+
+    def scan(*arguments: object) -> object:
+        with (folder / name).open("ab") as file:
+            file.write(b"\x40\x00")
+        return scan_store(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folder_module, "scan_store", scan)
+
+    with pytest.raises(TryAgain, match="stop the node, or copy the folder"):
+        folder_module.read_vhost(vhost)
+
+
+def test_files_that_change_later_ask_for_a_copy(vhost: Path) -> None:
+    queue = queues_in(vhost)["%2F/tiny-v1"]
+    with path_of(vhost, "segment").open("ab") as file:
         file.write(b"\x40\x00")
 
     with pytest.raises(TryAgain, match="stop the node, or copy the folder"):
         queue.terms(0, 1)
 
-    def scan(*arguments: object) -> object:
-        (path.parent / "1.idx").touch()
-        return scan_store(*arguments)  # type: ignore[arg-type]
 
-    scan_store = folder_module.scan_store
-    monkeypatch.setattr(folder_module, "scan_store", scan)
-    with pytest.raises(TryAgain, match="stop the node, or copy the folder"):
-        folder_module.read_vhost(vhost)
+def test_an_entry_without_its_last_byte_is_none(vhost: Path, whole: Terms) -> None:
+    row = _in_store(vhost)[0][0]
+    path = vhost / STORE
+    raw = bytearray(path.read_bytes())
+    raw[int(row["position"]) + int(row["size"])] = 0xFE
+    path.write_bytes(raw)
+
+    queues = queues_in(vhost)
+
+    assert sum(len(whole[stream]) - len(queue.rows) for stream, queue in queues.items()) == 1
+    assert folder_module.read_vhost(vhost).damages.total() == 1
 
 
 def test_a_message_beyond_the_limit_is_none_although_the_file_has_it(
