@@ -19,7 +19,8 @@ def test_each_message_comes_once_while_the_sidecar_and_the_server_are_killed() -
     if why := RECIPE.missing():
         (pytest.fail if os.environ.get(REQUIRED) == "1" else pytest.skip)(f"rabbitmq cannot be run: {why}")
 
+    load = Load(rate=5000, seconds=20, kills=4, lag_seconds=3)
     with scratch_folder("first-to-now") as scratch:
-        found = first_to_now(Load(rate=5000, seconds=20, kills=4, lag_seconds=3), scratch)
+        found = first_to_now(load, scratch)
 
-    assert found.is_right, found
+    assert found.is_right(load), found

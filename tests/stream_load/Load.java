@@ -22,27 +22,37 @@ import java.util.concurrent.atomic.AtomicLong;
  * follow  URL STREAM NAME NUMBER               from the stored offset, else the first: each second how many came, the
  *                                              number of the next, and how many were missing or came again, if NUMBER
  *                                              is the first one. SIGTERM ends it, and stores the offset of the last one
- * read    URL STREAM MESSAGES                  the seconds until so many have come, three times
+ * compare URL STREAM URL MESSAGES ROUNDS       the seconds until so many have come from the one and from the other
  * </pre>
  */
 public class Load {
   private static final int DIGITS = 12;
 
   public static void main(String[] words) throws Exception {
-    try (Environment environment =
-        Environment.builder()
-            .uri(words[1])
-            .codec(new SimpleCodec())
-            .recoveryBackOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(500)))
-            .topologyUpdateBackOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(500)))
-            .build()) {
+    try (Environment environment = environmentAt(words[1])) {
       switch (words[0]) {
         case "publish" -> publish(environment, words[2], Long.parseLong(words[3]), Integer.parseInt(words[4]));
         case "follow" -> follow(environment, words[2], words[3], Long.parseLong(words[4]));
-        case "read" -> read(environment, words[2], Long.parseLong(words[3]));
+        case "compare" -> {
+          try (Environment other = environmentAt(words[3])) {
+            for (int round = 0; round < Integer.parseInt(words[5]); round++) {
+              double one = read(environment, words[2], Long.parseLong(words[4]));
+              System.out.println(one + " " + read(other, words[2], Long.parseLong(words[4])));
+            }
+          }
+        }
         default -> throw new IllegalArgumentException(words[0]);
       }
     }
+  }
+
+  private static Environment environmentAt(String url) {
+    return Environment.builder()
+        .uri(url)
+        .codec(new SimpleCodec())
+        .recoveryBackOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(500)))
+        .topologyUpdateBackOffDelayPolicy(BackOffDelayPolicy.fixed(Duration.ofMillis(500)))
+        .build();
   }
 
   private static void publish(Environment environment, String stream, long rate, int sizeBytes)
@@ -149,22 +159,21 @@ public class Load {
     }
   }
 
-  private static void read(Environment environment, String stream, long messages) throws Exception {
-    for (int round = 0; round < 3; round++) {
-      CountDownLatch left = new CountDownLatch(1);
-      AtomicLong come = new AtomicLong();
-      long begun = System.nanoTime();
-      Consumer consumer = environment.consumerBuilder().stream(stream)
-          .offset(OffsetSpecification.first())
-          .messageHandler((context, message) -> {
-            if (come.incrementAndGet() == messages) {
-              left.countDown();
-            }
-          })
-          .build();
-      left.await();
-      System.out.println((System.nanoTime() - begun) / 1e9);
-      consumer.close();
-    }
+  private static double read(Environment environment, String stream, long messages) throws Exception {
+    CountDownLatch left = new CountDownLatch(1);
+    AtomicLong come = new AtomicLong();
+    long begun = System.nanoTime();
+    Consumer consumer = environment.consumerBuilder().stream(stream)
+        .offset(OffsetSpecification.first())
+        .messageHandler((context, message) -> {
+          if (come.incrementAndGet() == messages) {
+            left.countDown();
+          }
+        })
+        .build();
+    left.await();
+    double seconds = (System.nanoTime() - begun) / 1e9;
+    consumer.close();
+    return seconds;
   }
 }
