@@ -235,6 +235,20 @@ def test_levels_differ_in_the_side_that_they_read(tmp_path: Path) -> None:
     on(tmp_path, act)
 
 
+def test_messages_of_one_time_are_counted_across_files_chunks_and_sides(tmp_path: Path) -> None:
+    async def act(store: BrokerStore, source: RocketmqSource) -> None:
+        for at in range(30):  # a file of the queue has 8 units, a file of the log 10 messages
+            put(store, 5 if at < 29 else 6, body=bytes(300))
+            if at == 18:
+                tier = await copy_of(source)
+        store.delete_log(before=store.positions["Orders", 0][12])
+        reader = await reader_of(source, tier, ReadLevel.NOT_IN_DISK)
+
+        assert [await reader.offset_by_time(BEGIN_MS + 5, each) for each in ("lower", "upper")] == [0, 28]
+
+    on(tmp_path, act)
+
+
 def test_a_reader_at_the_end_of_the_tier_sees_what_is_copied_later(tmp_path: Path) -> None:
     async def act(store: BrokerStore, source: RocketmqSource) -> None:
         put(store, 0)
@@ -301,6 +315,8 @@ def test_of_offsets_that_were_given_twice_the_newest_message_counts(level: ReadL
         for ms in range(30):
             put(lost, 10 * ms, body=bytes(300))  # a file of the log has 10 messages
         tier = await copy_of(RocketmqSource(lost.folder))
+        early = await reader_of(RocketmqSource(lost.folder), tier, ReadLevel.FORCE)
+        assert offsets(await early.get_message(19, count=1)) == (S.FOUND, 20, [19])
         for ms in range(40):
             put(kept, 10 * ms if ms < 25 else 5000 + 10 * ms, body=bytes(300))
         kept.delete_log(before=kept.positions["Orders", 0][25])
@@ -316,6 +332,8 @@ def test_of_offsets_that_were_given_twice_the_newest_message_counts(level: ReadL
         assert [await reader.offset_by_time(BEGIN_MS + 10 * at) for at in (19, 20, 28)] == [19, 20, 25]
         (message,) = (await reader.get_message(20, count=1)).messages
         assert message.stream == "Orders/0-part-2"
+        await early.earliest_time()  # it takes the newest state, and may not use what it kept of part 1
+        assert (await early.get_message(20, count=1)).messages == [message]
 
     asyncio.run(run())
 
