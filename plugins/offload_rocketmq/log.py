@@ -85,28 +85,31 @@ class CommitLog:
     def __init__(self, store: Path, *, env: Env | None = None) -> None:
         self._store, self.folder, self._env = store, store / "commitlog", env or Env()
         self._maps: dict[int, memoryview] = {}
+        self._maps_of: tuple[list[int], int] | None = None
         self._listed: tuple[int, tuple[list[int], int]] | None = None
         self._scanned: tuple[object, int] | None = None
-        self._lock = threading.Lock()
+        self._lock, self._maps_lock = threading.Lock(), threading.Lock()
 
     def look(self) -> LogExtent:
         """Return what the log has now. Scans it once if the broker has crashed.
 
         Raises `Corrupt` if a file has another size than the others, and `NotOffloaded` if there is no file.
         """
-        starts, size = self._files()
+        starts, size = listed = self._files()
         if not starts:
             raise NotOffloaded(f"{shown_path(self.folder)} has no file of a commit log")
         with self._lock:
-            # A map would keep the space of a deleted file.
-            self._maps = {start: data for start, data in self._maps.items() if start >= starts[0]}
+            # A map would keep the space of a deleted file, and its bytes if the name is used again.
+            if listed is not self._maps_of:
+                self._maps, self._maps_of = {}, listed
             is_crashed = self._is_crashed()
             end = self._recovered_end(starts, size) if is_crashed else starts[-1] + size
         return LogExtent(starts=tuple(starts), file_size_bytes=size, end=end, is_crashed=is_crashed)
 
     def mapped(self, start: int, size_bytes: int) -> memoryview:
         """Return the file that begins at this position. Raises `TryAgain` if the broker has deleted it."""
-        data = self._maps.get(start)
+        maps = self._maps
+        data = maps.get(start)
         if data is None:
             path = self.path_of(start)
             with opened(path) as descriptor:
@@ -115,9 +118,10 @@ class CommitLog:
                     raise Corrupt("size", shown_path(path), expected=size_bytes, found=found)
                 with explained("map", path):
                     data = memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ))
-            while len(self._maps) >= MAPPED_FILES_MAX:
-                self._maps.pop(next(iter(self._maps)), None)
-            self._maps[start] = data
+            with self._maps_lock:
+                while len(maps) >= MAPPED_FILES_MAX:
+                    del maps[next(iter(maps))]
+                maps[start] = data
         return data
 
     def path_of(self, start: int) -> Path:

@@ -693,3 +693,29 @@ def test_the_lock_of_a_store_is_looked_at_and_never_taken(tmp_path: Path) -> Non
         assert reports["Orders/0"].error is None
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert issubclass(RocketmqStream, EntryLedgerStream)
+
+
+def test_a_store_that_is_put_in_the_place_of_another_is_compared_by_its_own_bytes(tmp_path: Path) -> None:
+    """All sizes agree with those of the log before, which this process has mapped."""
+    folder, tier = tmp_path / "store", memory_tier()
+    before, after = BrokerStore(folder), BrokerStore(folder, span_ms=3000)
+
+    async def run() -> None:
+        source = RocketmqSource(folder)
+        for number in range(5):
+            before.append("Orders", 0, b"old %d" % number)
+        await synced(source, tier)
+        kept = await copied(tier)
+        for number in range(5, 7):
+            before.append("Orders", 0, b"old %d" % number)
+        shutil.rmtree(folder)
+        for number in range(7):
+            after.append("Orders", 0, b"new %d" % number)
+
+        error = (await synced(source, tier))["Orders/0"].error
+
+        assert isinstance(error, Diverged)
+        assert error.kind is Divergence.FORK
+        assert await copied(tier) == kept
+
+    asyncio.run(run())
