@@ -42,6 +42,7 @@ from offload.model.position import AtEdge, PartOffset, Position
 from offload.model.record_columns import ByteColumn, RecordBytes
 from offload.native.layout_check import native_or_none
 from offload.parts.whole_stream import WholeStream
+from offload.read.joined import place_of
 from offload.read.reader import StreamReader, warn_of_skips
 
 __all__ = ["FindReport", "FoundRun", "PartLookup", "find", "look_up", "of_rows", "with_terms"]
@@ -158,9 +159,10 @@ async def look_up(
     # After the indexes were listed: a root that is older than an index would not know whether it counts.
     whole = await StreamReader.open(catalogue, stream, emit=emit)
     begin = start if isinstance(start, PartOffset) else await whole.place_of(start)
-    end = until if until is None or isinstance(until, PartOffset) else await _end_of(whole, until)
-    for reader in whole.parts:
-        if reader.part < begin.part or (end is not None and reader.part > end.part):
+    parts = [each for each in whole.parts if each.part >= begin.part]
+    end = until if until is None or isinstance(until, PartOffset) else await _end_of(parts, until)
+    for reader in parts:
+        if end is not None and reader.part > end.part:
             continue
         first = max(begin.offset if reader.part == begin.part else 0, reader.manifest.first_offset)
         next_offset = reader.manifest.next_offset
@@ -176,9 +178,10 @@ async def look_up(
             yield await lookup.run(tier.store, by, listed.get(name, []))
 
 
-async def _end_of(whole: StreamReader, until: Position) -> PartOffset | None:
+async def _end_of(parts: Sequence[StreamReader], until: Position) -> PartOffset | None:
+    """Return where a search of these parts ends. None for the end of the last one."""
     try:
-        return await whole.place_of(until)
+        return await place_of(parts, until) if parts else None
     except NotOffloaded:  # beyond the end
         return None
 

@@ -20,6 +20,7 @@ from offload.index.find import FindReport, find
 from offload.index.rules import WhyUnused, judged, merges, uncovered
 from offload.index.terms import Spec
 from offload.model.part import StreamPart
+from offload.model.position import AtOffset, PartOffset
 from offload.store.faults import Fault, Rule
 from offload.upkeep.rebuild.stream import rebuild
 from offload.upkeep.retention import delete_stream
@@ -53,6 +54,25 @@ def test_all_parts_of_a_stream_are_indexed_and_searched(world: IndexWorld) -> No
         assert [(each.stream, each.next_offset) for each in reports] == [(STREAM, 2), (part.name, 11)]
         assert [at for at, _ in await world.find("a", report=report)] == [0, 10]
         assert (report.objects, report.scanned) == (2, 0)
+
+    run(main())
+
+
+def test_a_search_of_a_later_part_ends_at_the_offset_of_that_part(world: IndexWorld) -> None:
+    """Both parts have offset 1. A read that begins in part 2 ends in part 2, too."""
+
+    async def main() -> None:
+        await world.append([["a"], ["a"], ["a"]])
+        part, tier = StreamPart(STREAM, 2), world.others()
+        await tier.begin_part(part, before=None)
+        writer = await StreamWriter.claim(tier, part.name)
+        records = [b'{"k":["a"],"n":%d}' % number for number in range(3)]
+        await writer.offload([MemoryHandle([build_chunk(records, offset=0, timestamp_ms=9, epoch=1)])])
+
+        found = await world.find("a", start=PartOffset(2, 0), until=AtOffset(1))
+
+        assert found == [(0, records[0])]
+        assert await world.find("a", start=PartOffset(3, 0), until=AtOffset(1)) == []
 
     run(main())
 
