@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 from certificates import certificate
 from offload_rabbitmq.server import connection
+from offload_rabbitmq.server.names import TierNames
 from stream_client import (
     AUTHENTICATE,
     CLOSE,
@@ -28,7 +29,9 @@ from stream_client import (
 )
 from stream_server import Served, served
 
-from offload import MemoryHandle, StreamWriter, build_chunk, open_tier
+from offload import MemoryHandle, NotOffloaded, StreamWriter, build_chunk, open_tier
+from offload.contracts.listener import ServedStream
+from offload.ground.env import Env
 
 LARGE: Final = 300_000
 
@@ -154,3 +157,28 @@ def test_two_streams_that_are_equally_new_are_not_guessed_at(
         assert first_offsets(client.delivered(1)) == [0]
 
     assert f"it may be one of {', '.join(names)}" in caplog.text
+
+
+class ManyStreams:
+    """Names of streams as brokers give them."""
+
+    async def names(self) -> list[str]:
+        return [f"__orders-{number}_1795238998890203020" for number in range(3000)]
+
+    async def open(self, stream: str) -> ServedStream:
+        raise NotImplementedError
+
+
+def test_a_request_for_many_names_does_not_walk_all_streams_for_each() -> None:
+    """A frame of 1 MiB has more names than these, and other clients wait meanwhile."""
+
+    async def main() -> None:
+        names = TierNames(ManyStreams(), Env())
+        assert await names.resolve("/", "orders-7") == "__orders-7_1795238998890203020"
+        began = time.thread_time()
+        for number in range(20_000):
+            with suppress(NotOffloaded):
+                await names.resolve("/", f"other-{number}")
+        assert time.thread_time() - began < 1
+
+    asyncio.run(main())

@@ -36,21 +36,18 @@ class TierNames:
         self._streams, self._env = streams, env
         self._looked_at = -inf
         self._names: frozenset[str] = frozenset()
+        self._lives: dict[str, list[tuple[int, str]]] = {}
+        """By folder: the times of creation, and the names. One request may ask for many thousand names."""
 
     async def resolve(self, virtual_host: str, name: str) -> str:
         """Return the name on the tier.
 
         Raises `NotOffloaded` if there is none, and `OffloadError` if two streams are equally new.
         """
-        names = await self._known()
-        if name in names:
+        await self._look()
+        if name in self._names:
             return name
-        folder = _REPLACED.sub("_", f"{virtual_host}_{name}") + "_"
-        lives = [
-            (int(number), each)
-            for each in names
-            if each.startswith(folder) and _NUMBER.fullmatch(number := each.removeprefix(folder))
-        ]
+        lives = self._lives.get(_REPLACED.sub("_", f"{virtual_host}_{name}"), ())
         if not name or not lives:
             raise NotOffloaded(f"there is no stream {name[:NAME_SIZE_BYTES_MAX]!r}")
         newest = max(lives)[0]
@@ -71,9 +68,13 @@ class TierNames:
                 raise
         return found
 
-    async def _known(self) -> frozenset[str]:
+    async def _look(self) -> None:
         now = self._env.monotonic()
-        if now - self._looked_at >= LOOK_AGAIN_SECONDS:
-            self._names = frozenset(await self._streams.names())
-            self._looked_at = now
-        return self._names
+        if now - self._looked_at < LOOK_AGAIN_SECONDS:
+            return
+        names, lives = frozenset(await self._streams.names()), dict[str, list[tuple[int, str]]]()
+        for each in names:
+            folder, _, number = each.rpartition("_")
+            if _NUMBER.fullmatch(number):
+                lives.setdefault(folder, []).append((int(number), each))
+        self._names, self._lives, self._looked_at = names, lives, now
