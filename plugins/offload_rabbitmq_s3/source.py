@@ -22,7 +22,7 @@ from offload.contracts.opening import OpeningContext
 from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.contracts.store import Buffer, ObjectStore
 from offload.formats.chunk import ChunkHeader
-from offload.ground.errors import Absent, Corrupt, NotOffloaded, TryAgain
+from offload.ground.errors import Absent, Corrupt, NotOffloaded, TryAgain, UnsupportedFormat
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entry, EntryKind, entries_of_rows
 from offload.model.manifest import Manifest
@@ -71,8 +71,10 @@ class RabbitmqS3Source(Source):
                 await roots_of(self._tier.store, name)
             except NotOffloaded:
                 left_out.append(f"skipped: stream {name!r} has no root yet")
-            else:
-                found.append(RabbitmqS3Stream(self._tier, name))
+                continue
+            except UnsupportedFormat:  # its own copy says so, and stops no other one
+                pass
+            found.append(RabbitmqS3Stream(self._tier, name))
         self._left_out = left_out
         if not found:
             raise NotOffloaded(f"{self.url} has no stream with a root")

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from offload_rabbitmq_s3 import RabbitmqS3Catalogue
+from offload_rabbitmq_s3.keys import older_root
 from offload_rabbitmq_s3.source import TABLES_KEPT, RabbitmqS3Source
 from rabbitmq_s3_bucket import DATA, MANIFEST, STREAM, Bucket, header_of
 
@@ -24,7 +25,7 @@ from offload import ObjectStoreOffloader, StreamReader, sync
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.store import Body
 from offload.copy.sync import StreamReport
-from offload.ground.errors import Diverged, Divergence, TryAgain
+from offload.ground.errors import Diverged, Divergence, TryAgain, UnsupportedFormat
 from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
@@ -305,3 +306,20 @@ TestBucketMachine = BucketMachine.TestCase
 TestBucketMachine.settings = settings(
     max_examples=200 if CAMPAIGN else 12, stateful_step_count=12, deadline=None
 )
+
+
+def test_a_stream_of_the_first_generation_stops_no_other_stream() -> None:
+    async def run() -> None:
+        world = World()
+        await world.grow()
+        await world.bucket.store.put(older_root("__old_1"), Body.of(bytes(60)))
+        await world.tier.open(create=True)
+
+        reports = {each.stream: each async for each in sync(source_of(world.bucket), world.tier)}
+
+        assert {*reports} == {STREAM, "__old_1"}
+        assert isinstance(reports["__old_1"].error, UnsupportedFormat)
+        assert reports[STREAM].error is None
+        assert len(await chunks_in(world.tier)) == sum(map(len, world.bucket.chunks))
+
+    asyncio.run(run())
