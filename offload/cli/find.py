@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Tier
+from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, StreamOrGlob, Tier
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.indexes import By, spec_of
+from offload.cli.kit.indexes import By, no_value, spec_of
 from offload.cli.kit.lines import Format
 from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
-from offload.cli.kit.names import known_name
+from offload.cli.kit.names import streams_meant
 from offload.cli.kit.output import counted, print_note, size_text
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.cli.read import At, Decode, Limit, Print, To
@@ -28,18 +28,10 @@ from offload.ground.errors import NotOffloaded
 from offload.index.find import FindReport
 from offload.index.find import find as find_in
 from offload.index.terms import Spec
-from offload.model.own_names import matches_glob
 from offload.model.position import Position
-from offload.parts.whole_stream import grouped
 from offload.read.batches import PartRun
 from offload.read.reader import reason_of
 
-StreamOrGlob = Annotated[
-    str,
-    typer.Argument(
-        metavar="STREAM", help="The stream, as `offload ls` shows it, or a glob such as 'orders-*'."
-    ),
-]
 GivenTerms = Annotated[
     list[str] | None,
     typer.Option("--term", metavar="T", help="Find the messages with this term. Repeat it for several."),
@@ -102,20 +94,15 @@ def find(
 def _terms(given: list[str] | None, path: Path | None) -> list[bytes]:
     found = [os.fsencode(term) for term in given or ()]
     if path is not None:
-        found += [line for line in path.read_bytes().split(b"\n") if line]
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError as error:
+            raise Usage(f"--terms-from: there is no file {str(path)!r}") from error
+        except OSError as error:
+            raise Usage(f"--terms-from: {str(path)!r} cannot be read: {error.strerror}") from error
+        found += [line for line in raw.split(b"\n") if line]
     if not found or b"" in found:
         raise Usage("a find takes --term or --terms-from, and no term is empty")
-    return found
-
-
-async def _streams(catalogue: Catalogue, stream: str) -> list[str]:
-    """Return the streams that STREAM means: one, or all that a glob matches, each with its parts."""
-    known = await catalogue.streams()
-    if stream in known or not {*stream} & {*"*?["}:
-        return [await known_name(catalogue, stream)]
-    found = [each.name for each in await grouped(catalogue, names=known) if matches_glob(each.name, stream)]
-    if not found:
-        raise NotOffloaded(f"{catalogue.url} has no stream that {stream!r} matches")
     return found
 
 
@@ -139,7 +126,7 @@ class _Search:
     ) -> None:
         """Print the messages of all streams that an argument means."""
         async with self.state.opened_to_read(tier, option) as catalogue:
-            names = await _streams(catalogue, stream)
+            names = await streams_meant(catalogue, stream)
             for name in names:
                 try:
                     await self._run(catalogue, name, make(stream=name))
@@ -176,6 +163,8 @@ class _Search:
             print_note(f"stream {stream!r}: left out [{offsets.start}, {offsets.stop}), which is not indexed")
         for damage in report.damages:
             print_note(f"{damage}; what this index object covers counts as not indexed")
+        if report.scanned and not report.terms:
+            print_note(no_value(report.scanned))
         if not (report.requests or report.scanned):  # an error came before
             return
         objects, requests = counted(report.objects, "index object"), counted(report.requests, "request")

@@ -66,6 +66,8 @@ class FindReport(IndexReads):
     """Records at the places that indexes named."""
     scanned: int = 0
     """Records that were read because no sound index covers them."""
+    terms: int = 0
+    """Terms of the records that were read, wanted or not."""
     damages: list[Corrupt] = field(default_factory=list)
     """The damage of index objects. What they cover was scanned."""
     left_out: list[tuple[str, range]] = field(default_factory=list)
@@ -128,7 +130,7 @@ async def find(
             reading = _read(each, [] if indexed_only else each.to_scan, report)
             async with aclosing(reading):
                 async for run in reading:
-                    found = with_terms(run, wanted, by, decoder)
+                    found = with_terms(run, wanted, by, decoder, report)
                     if len(found):
                         yield FoundRun(name, each.reader.part, found)
 
@@ -278,9 +280,13 @@ async def _read(
                     yield of_rows(run, kept)
 
 
-def with_terms(run: RecordRun, wanted: frozenset[bytes], by: Spec, decoder: Decoder) -> RecordRun:
-    """Return the records of a run that have a wanted term."""
+def with_terms(
+    run: RecordRun, wanted: frozenset[bytes], by: Spec, decoder: Decoder, report: FindReport | None = None
+) -> RecordRun:
+    """Return the records of a run that have a wanted term. `report` counts all terms."""
     found = by.terms(decoder, RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes))
+    if report is not None:
+        report.terms += len(found.values)
     has = np.fromiter((term in wanted for term in found.values.to_list()), np.bool_, len(found.values))
     kept = of_rows(run, np.unique(found.rows[has]).astype(np.int64))
     # Copied: a consumer may collect many, and each would hold a window of 8 MiB.

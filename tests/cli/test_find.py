@@ -158,9 +158,13 @@ def test_a_damaged_index_costs_a_scan_and_a_note_and_verify_finds_it(tier: Path)
     assert [line["offset"] for line in ran.objects] == [7]
     assert "what this index object covers counts as not indexed" in ran.stderr
     assert "10 scanned" in ran.stderr
-    verified = offload("verify", tier, "--json")
+    verified = offload("verify", tier)
+    [damage] = [line for line in verified.lines if line.startswith("DAMAGE")]
     assert verified.code == 1
-    assert [each["what"] for each in verified.document["damages"]] == ["index rows checksum"]
+    assert "index rows checksum" in damage
+    assert damage.endswith(
+        "it is only an index, and no data is lost: delete the object, and run `offload index` again"
+    )
 
 
 def test_index_reads_only_what_is_new_and_reports_it(tier: Path) -> None:
@@ -224,7 +228,40 @@ def test_a_wrong_argument_ends_with_2_and_one_line(
 def test_an_error_before_the_search_is_one_line(synced: Path, tmp_path: Path) -> None:
     assert "is no tier" in find(tmp_path, "tiny", *ID, "--term", "x", code=1).error
     assert "has no stream 'nosuch'" in find(synced, "nosuch", *ID, "--term", "x", code=1).stderr
-    assert "No such file" in offload("find", synced, "tiny", *ID, "--terms-from", tmp_path / "no").error
+    absent, folder = (
+        find(synced, "tiny", *ID, "--terms-from", each, code=2).error for each in ("no", tmp_path)
+    )
+    assert absent.endswith("--terms-from: there is no file 'no'")
+    assert folder.endswith(f"--terms-from: {str(tmp_path)!r} cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize("by", ["amqp:properties.message-id", "rocketmq:keys"])
+def test_a_place_that_no_record_has_is_noted(tier: Path, by: str) -> None:
+    note = "none of 10 records has such a value: check --by and its decoder"
+
+    assert f"note: {note}\n" in find(tier, "tiny", "--by", by, "--term", "m7").stderr
+    assert offload("index", tier, "tiny", "--by", by).error == f"note: stream 'tiny': {note}"
+    assert note not in find(tier, "tiny", "--by", "amqp:body.key", "--term", "nobody").stderr
+    assert offload("index", tier, "tiny", "--by", "amqp:body.key").stderr == ""
+
+
+def test_a_glob_indexes_all_streams_that_it_matches(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted stream is passed over. One that is refused does not stop the others."""
+    monkeypatch.setenv("OFFLOAD_KEY_TIER_2026", "bW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW0=")
+    assert offload("delete", tier, "batches", "--yes").code == 0
+    by = ("--by", "amqp:body.key")
+
+    ran = offload("index", tier, "[bt]*", *by)
+    assert (ran.code, [line.partition(":")[0] for line in ran.lines]) == (0, ["tiny"])
+    assert "batches" in ran.stderr
+
+    shutil.copytree(DATA / "tiny", tier.parent / "another")
+    secret = ("--keys", "keyenv:", "--encrypt", "tier-2026")
+    assert offload("sync", f"rabbitmq://{tier.parent / 'another'}", tier, *secret).code == 0
+    ran = offload("index", tier, "[at]*", *by)
+    assert (ran.code, [line.partition(":")[0] for line in ran.lines]) == (1, ["tiny"])
+    assert "stream 'another' is encrypted" in ran.error
+    assert offload("index", tier, "x*", *by).error.endswith("has no stream that 'x*' matches")
 
 
 def test_two_processes_index_one_stream(tier: Path) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "Options",
     "SourceKeys",
     "SourceOptionPairs",
+    "StreamOrGlob",
     "Tier",
     "Verbose",
     "compression_of",
@@ -31,6 +32,12 @@ Tier = Annotated[
 ]
 Stream = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` shows it, or its name on TIER.")
+]
+StreamOrGlob = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM", help="The stream, as `offload ls` shows it, or a glob such as 'orders-*'."
+    ),
 ]
 OnlyStream = Annotated[
     str | None, typer.Argument(metavar="STREAM", help="Only this stream, in all of its parts.")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from offload.cli.kit.output import counted, error_line, one_line
+from offload.formats.keys import StreamKeys
+from offload.ground.errors import Corrupt
 from offload.upkeep.verify.report import VerifyReport
 
 __all__ = ["exit_code", "show_findings", "show_not_opened", "verdict"]
@@ -25,9 +27,16 @@ def exit_code(report: VerifyReport) -> int:
 def show_findings(report: VerifyReport) -> None:
     """Print a line for each damage, and for each object that could not be checked."""
     for damage in report.damages:
-        print(f"DAMAGE {error_line(damage)}")
+        print(f"DAMAGE {error_line(damage)}{_advice(damage)}")
     for row in report.unchecked.values():
         print(f"UNCHECKED {one_line(row.key)}: cannot be checked: {one_line(row.reason)}")
+
+
+def _advice(damage: Corrupt) -> str:
+    """Return what to do about a damaged index: it holds no data. Empty for another object."""
+    if damage.stream is None or StreamKeys(damage.stream).parse_index(damage.where) is None:
+        return ""
+    return "; it is only an index, and no data is lost: delete the object, and run `offload index` again"
 
 
 def show_not_opened(report: VerifyReport) -> None:

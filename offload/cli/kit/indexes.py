@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, one_line, print_error, print_json, size_text
+from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext
 from offload.contracts.decoder import Decoder
 from offload.ground.errors import Misuse
 from offload.index.job import IndexReport
 from offload.index.terms import Spec
 
-__all__ = ["By", "index_line", "spec_of", "tell_index"]
+__all__ = ["By", "index_line", "no_value", "spec_of", "tell_index"]
 
 By = Annotated[
     str,
@@ -39,13 +39,20 @@ def spec_of(state: CommandContext, text: str) -> tuple[Spec, Decoder]:
 
 
 def tell_index(one: IndexReport, *, json: bool) -> None:
-    """Print a report, and the damage that it has."""
+    """Print a report, the damage that it has, and a note if no record has a term."""
     if json:
         print_json(one.as_json())
     else:
         print(index_line(one))
+    if one.records and not one.rows:
+        print_note(f"stream {one.stream!r}: {no_value(one.records)}")
     for damage in one.damages:
         print_error(damage, advice="; the index object was deleted: run the same command again")
+
+
+def no_value(records: int) -> str:
+    """Return a sentence on records that have no term: the SPEC is probably wrong."""
+    return f"none of {counted(records, 'record')} has such a value: check --by and its decoder"
 
 
 def index_line(one: IndexReport) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offload.contracts.catalogue import Catalogue
-from offload.ground.errors import Misuse, OffloadError
-from offload.model.own_names import named_so, own_name
+from offload.ground.errors import Misuse, NotOffloaded, OffloadError
+from offload.model.own_names import matches_glob, named_so, own_name
+from offload.parts.whole_stream import grouped
 
-__all__ = ["known_name", "known_names", "meant"]
+__all__ = ["known_name", "known_names", "meant", "streams_meant"]
 
 
 async def known_name(catalogue: Catalogue, stream: str) -> str:
@@ -30,6 +31,20 @@ async def known_names(catalogue: Catalogue, streams: Sequence[str]) -> list[str]
     except OffloadError:  # the command finds that out too, and says more
         return [*streams]
     return [meant(found, each) for each in streams]
+
+
+async def streams_meant(catalogue: Catalogue, stream: str) -> list[str]:
+    """Return the streams that STREAM means: one, or all that a glob matches, each with its parts.
+
+    Raises `NotOffloaded` if a glob matches none, and `Misuse` as `known_name`.
+    """
+    known = await catalogue.streams()
+    if stream in known or not {*stream} & {*"*?["}:
+        return [await known_name(catalogue, stream)]
+    found = [each.name for each in await grouped(catalogue, names=known) if matches_glob(each.name, stream)]
+    if not found:
+        raise NotOffloaded(f"{catalogue.url} has no stream that {stream!r} matches")
+    return found
 
 
 def meant(streams: Sequence[str], name: str) -> str:
