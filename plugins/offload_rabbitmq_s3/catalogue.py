@@ -26,6 +26,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.opening import OpeningContext
 from offload.contracts.store import ObjectStore
 from offload.ground.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
+from offload.ground.urls import folder_named
 from offload.model.entry import Entries, Entry, EntryKind
 from offload.model.manifest import CommittedStream
 from offload.model.tree import EntryTree
@@ -33,7 +34,14 @@ from offload.store.read_only import ReadOnlyStore
 from offload_rabbitmq_s3.fragment import RabbitmqFragment
 from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id, stream_prefix
 from offload_rabbitmq_s3.objects import rows_of_stored, uid_of
-from offload_rabbitmq_s3.roots import ChosenRoot, chosen_root, given_roots, load_manifest
+from offload_rabbitmq_s3.roots import (
+    ChosenRoot,
+    chosen_root,
+    given_roots,
+    listed,
+    load_manifest,
+    roots_of,
+)
 
 __all__ = ["PREFIX", "RabbitmqS3Catalogue", "committed_in", "fragment_keys", "key_of"]
 
@@ -72,6 +80,7 @@ class RabbitmqS3Catalogue(Catalogue):
         self._store = ReadOnlyStore(store, lambda: Misuse(f"{url} is the broker's, and is never changed"))
         self._groups: OrderedDict[RabbitmqKey, Entries] = OrderedDict()
         self._notes: dict[str, str] = {}
+        self._unseen = dict(self._given)  # given roots that were not looked for yet
 
     @property
     def url(self) -> str:
@@ -94,15 +103,27 @@ class RabbitmqS3Catalogue(Catalogue):
         return [*self._notes.values()]
 
     async def open(self) -> None:
-        """Raise `NotOffloaded` if the bucket has no stream of the plugin."""
+        """Raise as `streams` does."""
         await self.streams()
 
     async def streams(self) -> list[str]:
-        """Return the streams, in order of names. Raises `NotOffloaded` if there is none."""
+        """Return the streams, in order of names.
+
+        Raises `NotOffloaded` if there is none, or if a given root or its stream is absent.
+        """
         folders = [name async for name in self._store.level(STREAMS) if name.endswith("/")]
         names = [name.removeprefix(STREAMS).removesuffix("/") for name in folders]
         if not (found := sorted(filter(is_stream_id, names))):
-            raise NotOffloaded(f"{self._url} has no stream below {STREAMS}")
+            folder = folder_named(self._store.url)
+            why = "" if folder is None or folder.exists() else f": there is no folder {folder}"
+            raise NotOffloaded(f"{self._url} has no stream below {STREAMS}{why}")
+        for stream, root in [*self._unseen.items()]:
+            if stream not in found:
+                raise NotOffloaded(
+                    f"option 'root': {self._url} has no stream {stream!r}; it has {listed(found)}"
+                )
+            await roots_of(self._store, stream, root)
+            self._unseen.pop(stream, None)
         return found
 
     async def view(self, stream: str) -> RabbitmqS3View:
@@ -114,7 +135,9 @@ class RabbitmqS3Catalogue(Catalogue):
         return self.view_of(committed_in(root))
 
     async def root(self, stream: str) -> ChosenRoot:
-        """Return the root that `view` reads."""
+        """Return the root that `view` reads. Raises as `chosen_root`, and as `streams` if roots are given."""
+        if self._unseen:
+            await self.streams()
         return await chosen_root(self._store, stream, self._given.get(stream))
 
     def view_of(self, committed: CommittedStream) -> RabbitmqS3View:

@@ -28,12 +28,15 @@ from offload_rabbitmq_s3.objects import (
     RabbitmqManifest,
 )
 
-__all__ = ["ChosenRoot", "chosen_root", "given_roots", "load_manifest", "roots_of"]
+__all__ = ["ChosenRoot", "chosen_root", "given_roots", "listed", "load_manifest", "roots_of"]
 
 LOOKS: Final = 3
 """So often the roots are listed if the chosen one was replaced before it was read."""
 
 ROOTS_AT_ONCE: Final = 16
+
+NAMES_MAX: Final = 5
+"""So many names of roots or streams stand in a note or an error. The others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,10 +53,9 @@ class ChosenRoot:
         """A line on the other roots, or None if there is none."""
         if not self.rivals:
             return None
-        names = ", ".join(each.root_name for each in self.rivals[:5])
-        more = f" and {len(self.rivals) - 5} more" if self.rivals[5:] else ""
         why = "as option root says" if self.is_given else "the newest by epoch and offsets"
-        return f"stream {self.key.stream!r}: root {self.key.root_name} is read, {why}; others: {names}{more}"
+        others = listed([each.root_name for each in self.rivals])
+        return f"stream {self.key.stream!r}: root {self.key.root_name} is read, {why}; others: {others}"
 
 
 def given_roots(options: Mapping[str, Any]) -> Mapping[str, RabbitmqKey]:
@@ -73,19 +75,17 @@ def given_roots(options: Mapping[str, Any]) -> Mapping[str, RabbitmqKey]:
 async def chosen_root(store: ObjectStore, stream: str, given: RabbitmqKey | None = None) -> ChosenRoot:
     """Return the newest root of a stream, or the one that is given.
 
-    Raises `NotOffloaded` if there is none, `UnsupportedFormat` if only the first generation wrote one, and
+    Raises `NotOffloaded` if it is absent, `UnsupportedFormat` if only the first generation wrote one, and
     `TryAgain` if roots are replaced faster than they can be read.
     """
     for _ in range(LOOKS):
-        keys = await roots_of(store, stream)
-        if given is not None and given not in keys:
-            raise NotOffloaded(f"{store.url} has no root {given.root_name} of stream {stream!r}")
+        keys = await roots_of(store, stream, given)
         try:
             key = given or await _newest(store, keys)
             manifest = await load_manifest(store, key)
         except NotFound:
             continue
-        rivals = sorted((each for each in keys if each != key), key=lambda each: -each.number)
+        rivals = [each for each in keys if each != key]
         return ChosenRoot(key=key, manifest=manifest, rivals=rivals, is_given=given is not None)
     raise TryAgain(
         f"{store.url}: the roots of stream {stream!r} were replaced {LOOKS} times while they were read"
@@ -103,8 +103,11 @@ async def load_manifest(store: ObjectStore, key: RabbitmqKey) -> RabbitmqManifes
     return await checked(store, str(key), decode, span=Span(0, MANIFEST_SIZE_BYTES_MAX + 1))
 
 
-async def roots_of(store: ObjectStore, stream: str) -> list[RabbitmqKey]:
-    """Return the keys of the roots of a stream, by one list. Raises as `chosen_root` if there is none."""
+async def roots_of(store: ObjectStore, stream: str, given: RabbitmqKey | None = None) -> list[RabbitmqKey]:
+    """Return the keys of the roots of a stream, the highest epoch first, by one list.
+
+    Raises as `chosen_root` if there is none, or if the given one is not among them.
+    """
     found = []
     if is_stream_id(stream):  # no other name can be a part of a key
         found = [
@@ -115,9 +118,19 @@ async def roots_of(store: ObjectStore, stream: str) -> list[RabbitmqKey]:
         older = older_root(stream)
         if not found and older in [row.key async for row in store.list(older)]:
             raise UnsupportedFormat(f"{older} is {OLDER}")
+    found.sort(key=lambda each: -each.number)
+    if given is not None and given not in found:
+        has = listed([each.root_name for each in found]) or "none"
+        raise NotOffloaded(f"{store.url} has no root {given.root_name} of stream {stream!r}; it has {has}")
     if not found:
         raise NotOffloaded(f"{store.url} has no stream {stream!r}; `offload ls` shows which it has")
     return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - NAMES_MAX} more" if names[NAMES_MAX:] else ""
+    return ", ".join(names[:NAMES_MAX]) + more
 
 
 async def _newest(store: ObjectStore, keys: Sequence[RabbitmqKey]) -> RabbitmqKey:

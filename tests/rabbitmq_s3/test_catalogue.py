@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -224,14 +225,94 @@ def test_a_root_is_named_by_stream_epoch_and_uid() -> None:
             given_roots({"root": wrong})
 
 
-def test_a_given_root_that_is_not_there_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ("__absent_1:1.00000001", "has no stream '__absent_1'; it has __batches_1795000000000000000, "),
+        (
+            "__batches_1795000000000000000:9.00000001",
+            "9.00000001 of stream '__batches_1795000000000000000'; it has 1.1fb17c23, 1.a170b338, 0.39263059",
+        ),
+        (
+            "__batches_17950000000000000009:9.00000001",
+            "9.00000001 of stream '__batches_17950000000000000009'; it has none",
+        ),
+    ],
+)
+def test_a_given_root_that_is_absent_stops_each_command_whichever_stream_it_reads(
+    root: str, says: str, tmp_path: Path
+) -> None:
+    url, target = f"rabbitmq+file://{DATA / 'batches'}", tmp_path / "tier"
+    for ran in (
+        offload("ls", url, "--option", f"root={root}"),
+        offload("read", url, "batches", "--option", f"root={root}"),
+        offload("read", url, MANIFEST["batches"]["stream"], "--option", f"root={root}"),
+        offload("sync", url, str(target), "--source-option", f"root={root}"),
+    ):
+        assert (ran.code, ran.stdout) == (1, b"")
+        assert len(ran.stderr.splitlines()) == 1
+        assert says in ran.stderr
+    assert not target.exists()
+
+
+def test_a_given_root_that_is_absent_is_an_error_of_a_catalogue_that_nobody_opened() -> None:
     async def main() -> None:
         bucket = Bucket()
-        await bucket.append(bucket.messages(1))
-        with pytest.raises(NotOffloaded, match=r"no root 9\.00000001"):
-            await tier_of(bucket.store, roots={STREAM: RabbitmqKey(STREAM, None, 9, 1)}).view(STREAM)
+        for _ in range(7):
+            await bucket.append(bucket.messages(1))
+        for stream, says in (
+            (STREAM, r"no root 9\.00000001 .* has (1\.\w{8},? ){5}and 2 more$"),
+            ("__absent_1", "no stream '__absent_1'"),
+        ):
+            tier = tier_of(bucket.store, roots={stream: RabbitmqKey(stream, None, 9, 1)})
+            for _ in range(2):
+                with pytest.raises(NotOffloaded, match=says):
+                    await tier.view(STREAM)
 
     asyncio.run(main())
+
+
+def test_a_given_root_is_looked_for_once() -> None:
+    async def main() -> None:
+        bucket, other = Bucket(), Bucket(stream="__other_1")
+        await bucket.append(bucket.messages(1))
+        other.store = bucket.store
+        await other.append(other.messages(1))
+        store = Counting(bucket.store)
+        tier = tier_of(store, roots={STREAM: (await tier_of(bucket.store).root(STREAM)).key})
+        await tier.open()
+        store.taken()
+        await tier.view("__other_1")
+
+        assert store.taken()[0] == {"list": 1, "get": 1}
+
+    asyncio.run(main())
+
+
+def test_a_group_of_another_root_at_the_same_offset_is_another_group() -> None:
+    """One process reads both roots, so it has the group of the other root at hand."""
+
+    async def main() -> None:
+        first = Bucket()
+        second = Bucket(store=first.store, epoch=2, random=random.Random(8))
+        tier = tier_of(first.store)
+        for bucket in (first, second):
+            for _ in range(3):
+                await bucket.append(bucket.messages(2))
+            [group] = bucket.entries
+            assert (group.kind, group.offset) == (1, 0)
+            assert await chunks_from(tier) == b"".join(bucket.chunks)
+        assert first.chunks != second.chunks
+
+    asyncio.run(main())
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    absent, empty = tmp_path / "absent", tmp_path / "empty"
+    empty.mkdir()
+
+    assert f"there is no folder {absent}" in offload("ls", f"rabbitmq+file://{absent}").stderr
+    assert offload("ls", f"rabbitmq+file://{empty}").stderr.endswith("below rabbitmq/stream/\n")
 
 
 def test_a_later_state_has_a_higher_version_and_the_same_incarnation() -> None:
