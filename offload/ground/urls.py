@@ -27,7 +27,9 @@ _NO_COLON: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)//(?=[^/])")
 _LOGIN: Final = re.compile(r"(^[A-Za-z0-9+.-]*:|//)[^/]*@")
 """A login behind the scheme, or behind two slashes: `vault:https://user@host`."""
 
-_OF_PATHS: Final = frozenset({"file", "rabbitmq"})
+_PORT: Final = re.compile(r"[0-9]+(/|$)")
+
+_OF_PATHS: Final = frozenset({"file", "rabbitmq", "rabbitmq-queues", "rocketmq"})
 """The schemes with a path behind two slashes. It is relative without a third one."""
 
 _WINDOWS: Final = re.compile(r"[A-Za-z]:([/\\]|$)|\\\\")
@@ -55,12 +57,15 @@ def scheme_of(url: str) -> str | None:
     word, slashes = match.groups()
     if not slashes:
         rest = _without_login(url[match.end() :])
-        if word.lower() not in _OF_PATHS:
+        scheme, advice = word.lower(), "and two slashes"
+        if scheme not in _OF_PATHS:
             rest = rest.lstrip("/")
-        raise Misuse(
-            f"{_without_login(url)!r} is not a URL: use {word.lower()}:// and two slashes, as in "
-            f"{word.lower()}://{rest}; a folder of that name is ./{word}:…"
-        )
+        elif rest.startswith("/"):
+            advice = "and the path, which makes three slashes"
+        use = f"use {scheme}:// {advice}, as in {scheme}://{rest}"
+        if _PORT.match(rest):
+            use = f"use SCHEME://{word}:{rest}, with a scheme that `offload plugins` shows"
+        raise Misuse(f"{_without_login(url)!r} is not a URL: {use}; a folder of that name is ./{word}:…")
     return str(word.lower())
 
 

@@ -134,7 +134,9 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
         else:
             streams.append(RabbitmqStream(folder, name=name))
     if not streams:
-        raise NotOffloaded(f"{SCHEME}{shown_path(path)} holds no stream")
+        has_queues = any((path / each).is_dir() for each in ("msg_stores", "queues"))
+        hint = f"; for its classic queues, use rabbitmq-queues://{shown_path(path)}" if has_queues else ""
+        raise NotOffloaded(f"{SCHEME}{shown_path(path)} holds no stream{hint}")
     return streams, notes
 
 

@@ -95,7 +95,11 @@ class RocketmqSource(Source):
             with explained("look at", folder):
                 is_folder = folder.is_dir()
             if not is_folder:
-                hint = "" if folder != queues else ": a broker builds it from the log when it starts"
+                hint = (
+                    ": a broker builds it from the log when it starts"
+                    if folder == queues
+                    else ": give the folder `storePathRootDir` of the broker"
+                )
                 raise NotOffloaded(
                     f"{self.url} is no store of RocketMQ: {shown_path(folder)} is no folder{hint}"
                 )

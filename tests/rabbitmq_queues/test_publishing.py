@@ -12,7 +12,7 @@ from typing import Any
 import aiormq
 import numpy as np
 import pytest
-from command_line import Ran, offload
+from command_line import Ran, finish, offload, start
 from offload_rabbitmq.queues import publishing
 from offload_rabbitmq.queues.records import encode_records
 from offload_rabbitmq.queues.store_files import ROW
@@ -183,8 +183,11 @@ def test_what_cannot_be_published_is_counted(broker: FakeBroker, here: Path) -> 
         (aiormq.ChannelPreconditionFailed("user_id property set to 'x'"), "the broker refuses"),
         (aiormq.ChannelNotFoundEntity("no queue"), "declare the queue first"),
         (aiormq.AuthenticationError("no"), "the broker refuses"),
-        (ConnectionRefusedError(111, "refused"), "refused"),
-        (TimeoutError(), "TimeoutError"),
+        (
+            ConnectionRefusedError(111, "refused"),
+            "refused: check the host and the port, and that the broker runs",
+        ),
+        (TimeoutError(), "TimeoutError: check the host"),
     ],
 )
 def test_an_error_of_the_client_is_one_line(
@@ -198,6 +201,18 @@ def test_an_error_of_the_client_is_one_line(
     assert ran.code == 1
     (line,) = ran.stderr.splitlines()
     assert words in line
+
+
+def test_a_broker_that_does_not_answer_is_one_line(here: Path) -> None:
+    """Without an imitation: the library logs the error too."""
+    stored(message(b"1"))
+
+    ran = finish(start("queues", "publish", here / "tier", STREAM, "amqp://127.0.0.1:1/"))
+
+    assert ran.code == 1
+    assert ran.error.startswith("offload: queue 'orders' of amqp://127.0.0.1:1/")
+    assert ran.error.endswith(": check the host and the port, and that the broker runs")
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_the_login_comes_from_the_environment_alone(

@@ -141,6 +141,27 @@ def test_a_folder_without_queues_and_a_wrong_url_are_refused(tmp_path: Path) -> 
 
     assert ran.code == 1
     assert "has no classic queues" in ran.stderr
+
+
+@pytest.mark.parametrize("tier", [(), ("tier",)])
+def test_an_unknown_queue_is_an_error_that_names_the_command_that_shows_them(
+    node: Path, tmp_path: Path, tier: tuple[str, ...]
+) -> None:
+    places = [tmp_path / each for each in tier]
+
+    ran = offload("queues", "rescue", node, *places, "--stream", "tiny-v2")
+
+    assert (ran.code, ran.stdout) == (1, b"")
+    assert ran.error.endswith(f"has no queue 'tiny-v2': `offload queues ls {node}` shows them")
+
+
+def test_a_sync_of_streams_from_a_node_with_queues_alone_names_their_scheme(
+    node: Path, tmp_path: Path
+) -> None:
+    ran = offload("sync", f"rabbitmq://{node}", tmp_path / "tier")
+
+    assert ran.code == 1
+    assert ran.error.endswith(f"holds no stream; for its classic queues, use rabbitmq-queues://{node}")
     assert offload("sync", "rabbitmq-queues://", str(tmp_path / "tier")).code == 2
     with pytest.raises(ValueError, match="is no source"):
         open_url("rabbitmq-queues:/path")

@@ -167,7 +167,7 @@ def test_a_log_file_of_another_size_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "text"),
     [
-        (".", "is no folder"),
+        (".", "is no folder: give the folder `storePathRootDir` of the broker"),
         ("commitlog", "commitlog is no folder"),
         ("consumequeue", "consumequeue is no folder: a broker builds it from the log when it starts"),
     ],

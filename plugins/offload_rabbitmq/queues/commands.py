@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from enum import StrEnum
@@ -140,7 +141,10 @@ def rescue(
 
     is_done = True if tier is None else run_async(lambda: copied(tier))
     if tier is None or how is not None:
-        for each in run_async(source.queues):
+        queues = run_async(source.queues)
+        if unknown := {*(stream or ())} - {each.stream for each in queues}:
+            raise source.unknown(min(unknown))
+        for each in queues:
             if not stream or each.stream in stream:
                 _print_messages(each)
     return max(_told(source), 0 if is_done else 1)
@@ -190,6 +194,8 @@ def publish(
     If it is killed, run the same command again. Exit code 1 if a message cannot be published.
     """
     state: CommandContext = context.obj.with_keys(keys)
+    if not state.debug:  # the library logs the errors that it raises
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)
     name = queue or unquote(stream.rpartition("/")[2])
     try:
         broker = broker_url(url)

@@ -139,7 +139,9 @@ async def publish(
     done = Published()
     where = f"queue {queue!r} of {url.with_user(None)}"
     with _explained(where):
-        async with _channel(url, queue, must_be_empty=not append and progress.next_offset is None) as opened:
+        async with _channel(
+            url, queue, where, must_be_empty=not append and progress.next_offset is None
+        ) as opened:
             channel, exchange = opened
             begin = reader.manifest.first_offset if progress.next_offset is None else progress.next_offset
             async with aclosing(_batches(reader, begin, done)) as batches:
@@ -197,10 +199,13 @@ def _readable(record: bytes, done: Published) -> StoredMessage | None:
 
 
 @asynccontextmanager
-async def _channel(url: URL, queue: str, *, must_be_empty: bool) -> AsyncIterator[tuple[aiormq.Channel, str]]:
+async def _channel(
+    url: URL, queue: str, where: str, *, must_be_empty: bool
+) -> AsyncIterator[tuple[aiormq.Channel, str]]:
     """Yield a channel with confirms, and the name of an exchange to which the queue alone is bound."""
-    async with asyncio.timeout(CONNECT_SECONDS):
-        connection = await aiormq.connect(url)
+    with _explained(where, advice=": check the host and the port, and that the broker runs"):
+        async with asyncio.timeout(CONNECT_SECONDS):
+            connection = await aiormq.connect(url)
     try:
         # The abstract channel of its type cannot send without waiting.
         channel = cast("aiormq.Channel", await connection.channel(publisher_confirms=True))
@@ -219,8 +224,8 @@ async def _channel(url: URL, queue: str, *, must_be_empty: bool) -> AsyncIterato
 
 
 @contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Raise the framework's errors for those of the client."""
+def _explained(where: str, *, advice: str = "") -> Iterator[None]:
+    """Raise the framework's errors for those of the client. `advice` is for a broker that does not answer."""
     try:
         yield
     except _DENIED as error:
@@ -228,4 +233,4 @@ def _explained(where: str) -> Iterator[None]:
     except aiormq.ChannelNotFoundEntity as error:
         raise NotOffloaded(f"{where}: {error}: declare the queue first") from error
     except (aiormq.AMQPError, aiormq.ChannelInvalidStateError, OSError, TimeoutError) as error:
-        raise TryAgain(f"{where}: {str(error) or type(error).__name__}") from error
+        raise TryAgain(f"{where}: {str(error) or type(error).__name__}{advice}") from error

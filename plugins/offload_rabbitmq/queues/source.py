@@ -90,6 +90,18 @@ class QueueSource(Source):
             raise NotOffloaded(f"{self.url} has no queues")
         return [EntryLedgerStream(each.stream, partial(_ledgers, each)) for each in queues]
 
+    async def stream(self, name: str) -> SourceStream:
+        """Return the queue of this name as a stream. Raises `NotOffloaded` if there is none."""
+        for each in await self.streams():
+            if each.name == name:
+                return each
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> NotOffloaded:
+        """Return the error for a queue that is not in the folder."""
+        shown = shown_path(self._path)
+        return NotOffloaded(f"{self.url} has no queue {name!r}: `offload queues ls {shown}` shows them")
+
 
 async def _ledgers(queue: ClassicQueue) -> Sequence[EntryLedger]:
     sizes = queue.rows["size"].astype(np.uint64) + np.uint64(HEAD.itemsize)
