@@ -28,7 +28,7 @@ def index(
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each part.")] = False,
 ) -> int:
-    """Index STREAM, or a glob, by a key of its messages, so that `offload find` need not read all of them.
+    """Index STREAM by a key of its messages, so that `offload find` need not read all of them.
 
     Reads what is committed and not indexed, in all parts of STREAM. Safe beside syncs, readers, sweeps and
     other runs. If it is killed, run the same command again: what was indexed stays.
