@@ -26,6 +26,7 @@ PACKAGES: Final = (
     "backends/offload_gcs",
     "backends/offload_azure",
     "plugins/offload_keys",
+    "plugins/offload_mqtt",
     "plugins/offload_pulsar",
     "plugins/offload_rabbitmq",
     "plugins/offload_rabbitmq_s3",

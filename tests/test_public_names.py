@@ -22,6 +22,7 @@ PACKAGES = (
     "offload_keys",
     "offload_posix",
     "offload_pulsar",
+    "offload_mqtt",
     "offload_rabbitmq",
     "offload_rabbitmq_s3",
     "offload_rocketmq",

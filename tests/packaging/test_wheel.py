@@ -130,6 +130,7 @@ def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
         *BACKENDS,
         "offload_conformance",
         "offload_keys",
+        "offload_mqtt",
         "offload_pulsar",
         "offload_rabbitmq",
         "offload_rabbitmq_s3",
@@ -148,7 +149,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
     Of these, the compiled loops must stay out: the wheel is for all platforms.
     """
-    plugins = "offload_pulsar", "offload_rabbitmq", "offload_rabbitmq_s3", "offload_rocketmq"
+    plugins = "offload_mqtt", "offload_pulsar", "offload_rabbitmq", "offload_rabbitmq_s3", "offload_rocketmq"
     folders = {"offload": ROOT} | dict.fromkeys(plugins, ROOT / "plugins")
     folders["offload_conformance"] = ROOT / "conformance"
     folders |= dict.fromkeys(BACKENDS, ROOT / "backends")
