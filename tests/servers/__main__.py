@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from servers import javac
+from servers import javac, mosquitto
 from servers.catalogue import SERVERS, Server
 from servers.metadata import BY_NAME
 from servers.processes import NotReady
@@ -46,6 +46,7 @@ def _broker() -> Iterator[object]:
 
 OTHERS: Final = (
     Other("stream", "rabbitmq", RECIPE, _broker, "a broker whose streams are copied"),
+    Other("mqtt", "mosquitto", mosquitto.RECIPE, mosquitto.serving, "a broker without history, for archives"),
     Other("a program", "javac", javac.RECIPE, javac.compiler, "compiles Spark's Java reader"),
     *(Other("records", name, each.recipe, each.serving, each.purpose) for name, each in BY_NAME.items()),
 )

@@ -1,4 +1,4 @@
-"""A RabbitMQ of one node, with the stream plugin or without, a real broker from unpacked Debian packages.
+"""A RabbitMQ of one node, with the plugins for streams and MQTT or without, from unpacked Debian packages.
 
 Streams live in `mnesia/tier@localhost/stream` of the scratch folder, one folder each. The Erlang machine gets
 one scheduler, unless more are asked for, and does not spin, so that a sidecar on two cores has its own.
@@ -43,6 +43,11 @@ stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
 stream.advertised_host = 127.0.0.1
 """
 
+MQTT: Final = """\
+mqtt.listeners.tcp.default = 127.0.0.1:{mqtt_port}
+mqtt.allow_anonymous = true
+"""
+
 TLS: Final = """\
 stream.listeners.ssl.1 = 127.0.0.1:{tls_port}
 ssl_options.certfile = {certificate}
@@ -68,6 +73,7 @@ class Broker:
     amqp_port: int
     running: subprocess.Popen[bytes]
     tls_port: int | None = None
+    mqtt_port: int | None = None
 
     @property
     def node(self) -> Path:
@@ -82,28 +88,38 @@ class Broker:
 
 @contextmanager
 def rabbitmq(
-    scratch: Path, tls: tuple[Path, Path] | None = None, *, has_streams: bool = True, schedulers: int = 1
+    scratch: Path,
+    tls: tuple[Path, Path] | None = None,
+    *,
+    has_streams: bool = True,
+    has_mqtt: bool = False,
+    schedulers: int = 1,
+    ports: tuple[int, int, int] | None = None,
 ) -> Iterator[Broker]:
     """Yield a broker whose files are in `scratch`, an existing folder. On exit it has ended.
 
     `tls` is a certificate and its key. With them the broker also has a port with TLS. Without streams, nobody
-    listens on `stream_port`.
+    listens on `stream_port`. `ports` are those for AMQP, streams and MQTT, if a broker is started again.
     Raises `NotReady` if it does not start. The packages must be installed (`RECIPE.install()`).
     """
     program = RECIPE.folder
     erlang = program / "usr/lib/erlang"
     erts = next(erlang.glob("erts-*"))
     home = next(program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))
-    amqp_port, stream_port, epmd_port = free_port(), free_port(), free_port()
+    amqp_port, stream_port, mqtt_port = ports or (free_port(), free_port(), free_port())
+    epmd_port = free_port()
     tls_port = None if tls is None else free_port()
     wrapper = scratch / "bin" / "erl"
     wrapper.parent.mkdir(exist_ok=True)  # a broker may be started again on its files
     wrapper.write_text(ERL.format(erlang=erlang, erts=erts))
     wrapper.chmod(0o755)
-    (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n" if has_streams else "[].\n")
+    plugins = ["rabbitmq_stream"] * has_streams + ["rabbitmq_mqtt"] * has_mqtt
+    (scratch / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
     settings = CONFIGURATION.format(amqp_port=amqp_port)
     if has_streams:
         settings += STREAMS.format(stream_port=stream_port)
+    if has_mqtt:
+        settings += MQTT.format(mqtt_port=mqtt_port)
     if tls is not None:
         settings += TLS.format(tls_port=tls_port, certificate=tls[0], key=tls[1])
     (scratch / "rabbitmq.conf").write_text(settings)
@@ -132,7 +148,8 @@ def rabbitmq(
             process(home / "sbin/rabbitmq-server", log=log, env=env, cwd=scratch)
         )
         deadline = time.monotonic() + READY_SECONDS
-        while not _listens(stream_port if has_streams else amqp_port):
+        awaited = [amqp_port, *[stream_port] * has_streams, *[mqtt_port] * has_mqtt]
+        while not all(map(_listens, awaited)):
             if broker.poll() is not None or time.monotonic() > deadline:
                 raise NotReady(f"RabbitMQ did not start: {end_of(log)}")
             time.sleep(0.2)
@@ -143,6 +160,7 @@ def rabbitmq(
             amqp_port=amqp_port,
             running=broker,
             tls_port=tls_port,
+            mqtt_port=mqtt_port if has_mqtt else None,
         )
 
 
