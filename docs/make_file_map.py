@@ -28,6 +28,7 @@ PACKAGES: Final = (
     "plugins/offload_keys",
     "plugins/offload_mqtt",
     "plugins/offload_pulsar",
+    "plugins/offload_queue",
     "plugins/offload_rabbitmq",
     "plugins/offload_rabbitmq_s3",
     "plugins/offload_rocketmq",

@@ -23,6 +23,7 @@ PACKAGES = (
     "offload_posix",
     "offload_pulsar",
     "offload_mqtt",
+    "offload_queue",
     "offload_rabbitmq",
     "offload_rabbitmq_s3",
     "offload_rocketmq",

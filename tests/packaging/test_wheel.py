@@ -132,6 +132,7 @@ def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
         "offload_keys",
         "offload_mqtt",
         "offload_pulsar",
+        "offload_queue",
         "offload_rabbitmq",
         "offload_rabbitmq_s3",
         "offload_rocketmq",
@@ -149,8 +150,8 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
     Of these, the compiled loops must stay out: the wheel is for all platforms.
     """
-    plugins = "offload_mqtt", "offload_pulsar", "offload_rabbitmq", "offload_rabbitmq_s3", "offload_rocketmq"
-    folders = {"offload": ROOT} | dict.fromkeys(plugins, ROOT / "plugins")
+    plugins = "mqtt", "pulsar", "queue", "rabbitmq", "rabbitmq_s3", "rocketmq"
+    folders = {"offload": ROOT} | dict.fromkeys((f"offload_{name}" for name in plugins), ROOT / "plugins")
     folders["offload_conformance"] = ROOT / "conformance"
     folders |= dict.fromkeys(BACKENDS, ROOT / "backends")
     wanted = {
