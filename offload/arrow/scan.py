@@ -19,10 +19,10 @@ from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.ground.errors import NotOffloaded
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream
-from offload.model.position import AtEdge, AtOffset, PartOffset, Position
+from offload.model.position import PartOffset, Position
 from offload.read.batches import Window
 from offload.read.chunk_filter import ChunkFilter
-from offload.read.joined import place_of
+from offload.read.joined import place_of, reading_end
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables, count_messages
 from offload.read.windows import EntriesAhead
@@ -73,13 +73,14 @@ async def ranges_between(
 ) -> list[PartRange]:
     """Return the ranges from `start` to `end`, without `end`, in the order of reading.
 
-    The rules for positions are those of `read.joined`, but an `end` beyond the end of the stream is that
-    end. If `end` is before `start`, nothing is in the range. Raises `NotOffloaded` for a `start` beyond the
-    end.
+    The rules for positions are those of `read.joined`. An `end` beyond the stream is its end. If `end` is
+    before `start`, nothing is in the range. Raises `NotOffloaded` for a `start` beyond the end.
     """
     lost: list[Event] = []
     readers = [_reader(catalogue, number, committed, lost) for number, committed in parts]
-    begin, stop = await _place(readers, start), await _place(readers, _within(readers, end))
+    begin = start if isinstance(start, PartOffset) else await place_of(readers, start)
+    last = readers[-1]
+    stop = await reading_end(readers, begin, end) or PartOffset(last.part, last.manifest.next_offset)
     found = []
     for number, committed in parts:
         first, until = committed.first_offset, committed.next_offset
@@ -167,16 +168,6 @@ def runs_in(source: RangeSource, *, rows_max: int) -> Iterator[RecordRun]:
         wanted = run.between(of.first, of.until)
         if len(wanted):
             yield wanted
-
-
-async def _place(readers: Sequence[StreamReader], position: Position | PartOffset) -> PartOffset:
-    return position if isinstance(position, PartOffset) else await place_of(readers, position)
-
-
-def _within(readers: Sequence[StreamReader], end: Position | PartOffset) -> Position | PartOffset:
-    """Return an end that the stream has: an offset beyond all parts is the end of the newest."""
-    is_beyond = isinstance(end, AtOffset) and all(end.offset > part.manifest.next_offset for part in readers)
-    return AtEdge.NEXT if is_beyond else end
 
 
 def _reader(catalogue: Catalogue, number: int, committed: CommittedStream, lost: list[Event]) -> StreamReader:

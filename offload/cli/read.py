@@ -25,7 +25,7 @@ from offload.cli.kit.reading import (
 )
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.formats.records import RecordRun
-from offload.ground.errors import Misuse, NotOffloaded, TryAgain
+from offload.ground.errors import Misuse, TryAgain
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.model.record_columns import RecordBytes
 from offload.read import joined
@@ -171,36 +171,17 @@ def _filter(values: list[str] | None, match_unfiltered: bool, source: str | None
 async def _runs(
     reader: AnyReader, place: PartOffset, until: _Until, output: MessageOutput, *, follow: bool
 ) -> AsyncGenerator[PartRun, None]:
-    if isinstance(reader, StreamReader):
-        end = None
-        # A filter may leave out the message that shows that the end is reached. So the end is looked up.
-        if output.chosen is not None and until is not None:
-            end = await _end_in(reader, place, until)
-        if end is not None or not follow:
-            found = reader.runs(place, until=end, rows_of=output.chosen)
-        else:
-            found = _runs_of(reader.follow(place, caught_up=output.flush, rows_of=output.chosen))
+    # The end is looked up: nothing behind it is fetched, and a filter may hide the message that shows it.
+    if isinstance(reader, StreamReader) and follow:
+        found = _runs_of(reader.follow(place, until=until, caught_up=output.flush, rows_of=output.chosen))
+    elif isinstance(reader, StreamReader):
+        end = None if until is None else await joined.reading_end(reader.parts, place, until)
+        found = reader.runs(place, until=end, rows_of=output.chosen)
     else:
         found = _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
     async with aclosing(found) as runs:
         async for each in runs:
             yield each
-
-
-async def _end_in(
-    reader: StreamReader, place: PartOffset, until: AtOffset | AtTime | PartOffset
-) -> PartOffset | None:
-    """Return the first place from `place` on at which reading ends. None if the stream does not reach it."""
-    end = until
-    if not isinstance(end, PartOffset):
-        try:
-            end = await joined.place_of([each for each in reader.parts if each.part >= place.part], end)
-        except NotOffloaded:
-            return None
-        last = reader.parts[-1]
-        if isinstance(until, AtTime) and end == PartOffset(last.part, last.manifest.next_offset):
-            return None
-    return max(end, place, key=lambda each: (each.part, each.offset))
 
 
 def _ended(main: Callable[[], Coroutine[None, None, None]], output: MessageOutput) -> None:

@@ -30,7 +30,7 @@ from offload.formats.index_object import HASH_BITS, Hashes
 from offload.formats.keys import IndexName
 from offload.formats.records import RecordRun
 from offload.formats.rows import ValuePool, column_of
-from offload.ground.errors import Corrupt, Misuse, NotFound, NotOffloaded, TryAgain
+from offload.ground.errors import Corrupt, Misuse, NotFound, TryAgain
 from offload.ground.tasks import run_each
 from offload.index.build import index_folder_of, term_hashes
 from offload.index.objects import IndexObject, IndexReads, list_indexes
@@ -42,7 +42,7 @@ from offload.model.position import AtEdge, PartOffset, Position
 from offload.model.record_columns import ByteColumn, RecordBytes
 from offload.native.layout_check import native_or_none
 from offload.parts.whole_stream import WholeStream
-from offload.read.joined import place_of
+from offload.read.joined import reading_end
 from offload.read.reader import StreamReader, warn_of_skips
 
 __all__ = ["FindReport", "FoundRun", "PartLookup", "find", "look_up", "of_rows", "with_terms"]
@@ -110,8 +110,8 @@ async def find(
 ) -> AsyncGenerator[FoundRun, None]:
     """Yield the records of a stream, in all of its parts, that have one of these terms. Close the generator.
 
-    `start` and `until` are as for `StreamReader`. With `indexed_only`, nothing is scanned, and `report` says
-    what was left out. Damage of an index is in `report`, and is no error.
+    Reads from `start` up to where `until` is met first, as `read.joined` says. With `indexed_only`, nothing
+    is scanned, and `report` says what was left out. Damage of an index is in `report`, and is no error.
 
     Raises what reading raises, and `Misuse` for an empty term, for no term, and if the decoder lacks a
     section of the SPEC.
@@ -162,7 +162,7 @@ async def look_up(
     whole = await StreamReader.open(catalogue, stream, emit=emit)
     begin = start if isinstance(start, PartOffset) else await whole.place_of(start)
     parts = [each for each in whole.parts if each.part >= begin.part]
-    end = until if until is None or isinstance(until, PartOffset) else await _end_of(parts, until)
+    end = None if until is None else await reading_end(parts, begin, until)
     for reader in parts:
         if end is not None and reader.part > end.part:
             continue
@@ -178,14 +178,6 @@ async def look_up(
             yield PartLookup(reader, np.zeros(0, np.uint64), [lookup.offsets])
         else:
             yield await lookup.run(tier.store, by, listed.get(name, []))
-
-
-async def _end_of(parts: Sequence[StreamReader], until: Position) -> PartOffset | None:
-    """Return where a search of these parts ends. None for the end of the last one."""
-    try:
-        return await place_of(parts, until) if parts else None
-    except NotOffloaded:  # beyond the end
-        return None
 
 
 @dataclass(slots=True)

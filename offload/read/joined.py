@@ -10,6 +10,9 @@
     an offset   in the oldest part that holds the offset or ends with it. An offset between two parts attaches
                 at the beginning of the later one
 
+The end of a reading is the same, in the order of reading from its start on: times may step back, and a chunk
+before the start that has the time ends nothing.
+
 Behind a fork two parts hold the same offset. The oldest one counts, because reading from there delivers
 everything that reading from the later one would: a caller that kept only an offset may read records twice,
 and never leaves one out. A `PartOffset` is exact.
@@ -33,7 +36,7 @@ if TYPE_CHECKING:  # the reader imports this module
 
 T = TypeVar("T")
 
-__all__ = ["place_of"]
+__all__ = ["place_of", "reading_end"]
 
 
 async def place_of(parts: Sequence[StreamReader], position: Position) -> PartOffset:
@@ -56,6 +59,36 @@ async def place_of(parts: Sequence[StreamReader], position: Position) -> PartOff
         if offset < part.manifest.next_offset:
             return PartOffset(part.part, offset)
     return PartOffset(parts[-1].part, parts[-1].manifest.next_offset)
+
+
+async def reading_end(
+    parts: Sequence[StreamReader], start: PartOffset, until: Position | PartOffset
+) -> PartOffset | None:
+    """Return the first place from `start` on at which a reading ends, or None if no part reaches it.
+
+    Costs what `place_of` does. If a chunk before `start` has the time too, it costs more: the entries from
+    there on are walked.
+    """
+    after = [each for each in parts if each.part >= start.part]
+    if not after:
+        return None
+    if isinstance(until, AtTime):
+        for part in after:
+            begin = start.offset if part.part == start.part else part.manifest.first_offset
+            offset = await part.offset_since(until, begin)
+            if offset < part.manifest.next_offset:
+                return PartOffset(part.part, max(offset, begin))
+        return None
+    if isinstance(until, PartOffset):
+        end, last = until, after[-1]
+        if (end.part, end.offset) > (last.part, last.manifest.next_offset):
+            return None
+    else:
+        try:
+            end = await place_of(after, until)
+        except NotOffloaded:
+            return None
+    return max(end, start, key=lambda each: (each.part, each.offset))
 
 
 async def _place_of_offset(parts: Sequence[StreamReader], offset: int) -> PartOffset:

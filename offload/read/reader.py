@@ -26,7 +26,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.chunks import StoredChunk
@@ -36,7 +36,7 @@ from offload.contracts.row_choice import ChunkChoice, RowChoice
 from offload.formats.records import record_runs
 from offload.ground.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.ground.tracing import span
-from offload.model.chunk_table import ChunkType
+from offload.model.chunk_table import ChunkType, row_holding
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import (
     OFFSET_MAX,
@@ -59,12 +59,22 @@ from offload.read.batches import (
     messages_of,
 )
 from offload.read.watch import News, StreamWatch, look
-from offload.read.windows import WindowCache, Windows, WindowStream, windows_of_mask
+from offload.read.windows import EntriesAhead, WindowCache, Windows, WindowStream, windows_of_mask
 
 __all__ = ["Messages", "StreamReader", "messages_of"]
 
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _PartRead(Protocol[T_co]):
+    """A method that reads one part."""
+
+    def __call__(
+        self, part: StreamReader, offset: int, /, *, until: int, rows_of: RowChoice | None
+    ) -> AsyncGenerator[T_co, None]: ...
+
 
 IN_FLIGHT: Final = 4
 
@@ -193,6 +203,13 @@ class StreamReader:
         """
         return await self._asked(partial(_offset_of, position))
 
+    async def offset_since(self, time: AtTime, offset: int) -> int:
+        """Return where the first chunk of this time or later begins, from the one that holds `offset` on.
+
+        `next_offset` if there is none. A chunk before `offset` may have the time: chunks need not ascend.
+        """
+        return await self._asked(partial(_first_from, time.timestamp_ms, offset))
+
     @property
     def is_measured(self) -> bool:
         """See `StreamView.is_measured`: if it is False, times may be looked up in the wrong place."""
@@ -226,7 +243,7 @@ class StreamReader:
         )
 
     def messages(
-        self, start: int | PartOffset, *, rows_of: RowChoice | None = None
+        self, start: int | PartOffset, *, until: PartOffset | None = None, rows_of: RowChoice | None = None
     ) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, chunk by chunk. Chunks without any are left out.
 
@@ -235,12 +252,11 @@ class StreamReader:
         wait for it is cancelled. Begin again behind the last offset. Raises `Misuse` for what is no offset,
         and `NotOffloaded` for one beyond the end and for a part that the stream does not have.
 
+        Nothing is fetched of chunks that begin at `until` or behind it. The last chunk may end behind it.
         `rows_of` leaves out chunks, as for `windows`. It is asked about each part, and two parts may have the
         same offsets.
         """
-        check_place(start)
-        read = partial(StreamReader.messages_here, rows_of=rows_of)
-        return joined.read_through(self.parts, start, self.emit, read)
+        return self._through(StreamReader.messages_here, start, until, rows_of)
 
     def runs(
         self,
@@ -252,16 +268,8 @@ class StreamReader:
         """Yield the messages from an offset or a place on, in runs of many chunks.
 
         Does what `messages` does, for a consumer of columns. `Window` says how long the bodies are valid.
-        Nothing is fetched of chunks that begin at `until` or behind it. The last chunk may end behind it.
         """
-        check_place(start)
-
-        def read(part: StreamReader, offset: int) -> AsyncGenerator[PartRun, None]:
-            end = until.offset if until is not None and part.part == until.part else OFFSET_MAX
-            return part.runs_here(offset, until=end, rows_of=rows_of)
-
-        parts = [each for each in self.parts if until is None or each.part <= until.part]
-        return joined.read_through(parts, start, self.emit, read)
+        return self._through(StreamReader.runs_here, start, until, rows_of)
 
     def chunks(
         self, start: int | PartOffset, *, rows_of: RowChoice | None = None
@@ -272,9 +280,19 @@ class StreamReader:
         reads all parts, and raises the same errors. If the reader has a cache, nothing but the chunk in the
         consumer's hands is held between two steps.
         """
+        return self._through(StreamReader.chunks_here, start, None, rows_of)
+
+    def _through(
+        self, read: _PartRead[T], start: int | PartOffset, until: PartOffset | None, rows_of: RowChoice | None
+    ) -> AsyncGenerator[T, None]:
         check_place(start)
-        read = partial(StreamReader.chunks_here, rows_of=rows_of)
-        return joined.read_through(self.parts, start, self.emit, read)
+
+        def here(part: StreamReader, offset: int) -> AsyncGenerator[T, None]:
+            end = until.offset if until is not None and part.part == until.part else OFFSET_MAX
+            return read(part, offset, until=end, rows_of=rows_of)
+
+        parts = [each for each in self.parts if until is None or each.part <= until.part]
+        return joined.read_through(parts, start, self.emit, here)
 
     async def refresh(self) -> bool:
         """Take the newest state of the stream, with parts that were begun since. Return True if it is newer.
@@ -290,19 +308,21 @@ class StreamReader:
         self,
         start: int | PartOffset,
         *,
+        until: Position | PartOffset | None = None,
         watch: StreamWatch | None = None,
         caught_up: Callable[[], None] = lambda: None,
         rows_of: RowChoice | None = None,
     ) -> AsyncGenerator[Messages, None]:
         """Yield the messages from an offset or a place on, as `messages` does, and then what comes later.
 
-        Never ends by itself. Readers that share a `watch` wait together. The default is the watch that the
-        reader was opened with; without any, it looks for itself.
+        Ends when the stream reaches `until`, or never; the last chunk may end behind it. Readers that share a
+        `watch` wait together. The default is the watch that the reader was opened with; without any, it looks
+        for itself.
         `caught_up` is called each time all that was committed has been delivered. Offsets that are trimmed
         while this waits are reported as `Skipped`. Raises `StreamDeleted` if the newest part is deleted, and
         `TryAgain` if the store does not answer for long: follow again, from behind the last offset.
         """
-        return self._followed(partial(self.messages, rows_of=rows_of), start, watch, caught_up)
+        return self._followed(StreamReader.messages_here, start, until, rows_of, watch, caught_up)
 
     def follow_chunks(
         self,
@@ -316,12 +336,14 @@ class StreamReader:
 
         Everything else is as in `follow`.
         """
-        return self._followed(partial(self.chunks, rows_of=rows_of), start, watch, caught_up)
+        return self._followed(StreamReader.chunks_here, start, None, rows_of, watch, caught_up)
 
     async def _followed(
         self,
-        read: Callable[[PartOffset], AsyncGenerator[T, None]],
+        read: _PartRead[T],
         start: int | PartOffset,
+        until: Position | PartOffset | None,
+        rows_of: RowChoice | None,
         watch: StreamWatch | None,
         caught_up: Callable[[], None],
     ) -> AsyncGenerator[T, None]:
@@ -329,12 +351,15 @@ class StreamReader:
         check_place(start)
         place = start if isinstance(start, PartOffset) else await self.place_of(AtOffset(start))
         while True:
-            async with aclosing(read(place)) as found:
+            end = None if until is None else await joined.reading_end(self.parts, place, until)
+            async with aclosing(self._through(read, place, end, rows_of)) as found:
                 handed = list[T]()  # as in `messages_here`
                 async for each in found:
                     handed.append(each)
                     del each
                     yield handed.pop()
+            if end is not None:
+                return
             last = self.parts[-1]
             place = PartOffset(last.part, last.manifest.next_offset)
             caught_up()
@@ -372,10 +397,10 @@ class StreamReader:
         return bool(news)
 
     async def messages_here(
-        self, offset: int, *, rows_of: RowChoice | None = None
+        self, offset: int, *, until: int = OFFSET_MAX, rows_of: RowChoice | None = None
     ) -> AsyncGenerator[Messages, None]:
         """Yield the messages of this part, as `messages` does."""
-        async with aclosing(self.windows(offset, rows_of=rows_of)) as windows:
+        async with aclosing(self.windows(offset, until=until, rows_of=rows_of)) as windows:
             # A run of a cache holds no bytes, so nothing is held while the consumer works.
             while (run := await windows.next_run()) is not None:
                 # No variable refers to what was yielded: it would stay as long as the consumer stands still.
@@ -510,6 +535,22 @@ async def _first_since(timestamp_ms: int, view: StreamView) -> int:
     async with await view.open(entry) as handle:
         table = await handle.table()
         return int(table["offset"][(table["timestamp_ms"] >= timestamp_ms).argmax()])
+
+
+async def _first_from(timestamp_ms: int, begin: int, view: StreamView) -> int:
+    found = await _first_since(timestamp_ms, view)
+    if found >= begin:  # as always if times ascend
+        return found
+    async with aclosing(EntriesAhead(view, begin, OFFSET_MAX)) as entries:
+        while (entry := await entries.next()) is not None:
+            if entry.last_timestamp_ms >= timestamp_ms:
+                async with await view.open(entry) as handle:
+                    table = await handle.table()
+                rows = table[row_holding(table, max(begin, entry.first_offset)) :]
+                late = rows["offset"][rows["timestamp_ms"] >= timestamp_ms]
+                if len(late):
+                    return int(late[0])
+    return view.committed.next_offset
 
 
 class StreamWindows:

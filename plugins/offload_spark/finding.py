@@ -78,9 +78,8 @@ async def plan_found(
     by, report = options.by, FindReport()
 
     async def found_in(stream: ChosenStream) -> tuple[list[list[PlannedPart]], list[PlannedPiece]]:
-        strict, named, pieces = options.fail_on_data_loss, list[list[PlannedPart]](), list[PlannedPiece]()
-        start = await stream.place_of(options.start, strict=strict)
-        end = await stream.place_of(options.end, strict=strict)
+        named, pieces = list[list[PlannedPart]](), list[PlannedPiece]()
+        start, end = await stream.bounds(options)
         lookups = look_up(
             catalogue, stream.name, options.terms, by=by, start=start, until=end, report=report
         )  # fmt: skip

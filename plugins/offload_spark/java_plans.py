@@ -132,10 +132,9 @@ def decoder_of(name: str, plugins: Plugins) -> str:
 
 async def count_all(catalogue: Catalogue, options: ReadOptions) -> int:
     """Return the number of records of a read without filters. Fetches at most two indexes of each part."""
-    counted, strict = 0, options.fail_on_data_loss
+    counted = 0
     for stream in await chosen(catalogue, options, ScanBounds()):
-        start = await stream.place_of(options.start, strict=strict)
-        end = await stream.place_of(options.end, strict=strict)
+        start, end = await stream.bounds(options)
         for reader in stream.readers:
             first, until = stream.begin_in(reader, start), stream.begin_in(reader, end)
             counted += await count_messages(catalogue, reader, first, until=until)

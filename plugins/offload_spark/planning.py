@@ -32,7 +32,7 @@ from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream
 from offload.model.position import AtTime, PartOffset
 from offload.parts.whole_stream import WholeStream, grouped
-from offload.read.joined import place_of
+from offload.read.joined import place_of, reading_end
 from offload.read.reader import StreamReader
 from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
@@ -118,11 +118,9 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
     Raises `NotOffloaded` for a named stream that does not exist, and, if `fail_on_data_loss`, for an offset
     that the stream does not have. Raises `Misuse` if offsets name a stream that is not read.
     """
-    strict = options.fail_on_data_loss
 
     async def pieces_in(stream: ChosenStream) -> list[PlannedPiece]:
-        start = await stream.place_of(options.start, strict=strict)
-        end = await stream.place_of(options.end, strict=strict)
+        start, end = await stream.bounds(options)
         found: list[PlannedPiece] = []
         for reader in stream.readers:
             # A part before the start, or behind the end, has an empty range, and no piece.
@@ -147,6 +145,16 @@ class ChosenStream:
 
     name: str
     readers: Sequence[StreamReader]
+
+    async def bounds(self, options: ReadOptions) -> tuple[PartOffset, PartOffset]:
+        """Return where a read begins and ends. A time ends where it is met first from the beginning on."""
+        strict = options.fail_on_data_loss
+        start = await self.place_of(options.start, strict=strict)
+        if options.end.timestamp_ms is not None:
+            end = await reading_end(self.readers, start, AtTime(options.end.timestamp_ms))
+            last = self.readers[-1]
+            return start, end or PartOffset(last.part, last.manifest.next_offset)
+        return start, await self.place_of(options.end, strict=strict)
 
     async def place_of(self, edge: Edge, *, strict: bool) -> PartOffset:
         """Return the place of an edge. If not `strict`, an offset that no part has becomes the nearest."""

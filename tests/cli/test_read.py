@@ -480,6 +480,21 @@ class TestTheEnd:
             found = offsets(tier, "tiny", "--to", f"@{timestamp_ms}")
             assert found == [n for n in message_offsets("tiny") if n < first], offset
 
+    @pytest.mark.parametrize("to", ["4", f"@{TIMESTAMP_MS + 5}"])
+    def test_a_damaged_chunk_at_the_end_is_not_fetched(self, tmp_path: Path, to: str) -> None:
+        chunks = [
+            build_chunk([bytes(2**19)], offset=n, timestamp_ms=TIMESTAMP_MS + n + (n > 3), epoch=1)
+            for n in range(5)
+        ]
+        write_stream(tmp_path / "orders", chunks)
+        sync(tmp_path / "orders", tmp_path / "tier")
+        [fragment] = (tmp_path / "tier").rglob("*.fragment")
+        raw = bytearray(fragment.read_bytes())
+        raw[raw.index(chunks[4]) + len(chunks[4]) - 1] ^= 1
+        fragment.write_bytes(raw)
+
+        assert offsets(tmp_path / "tier", "orders", "--to", to) == [0, 1, 2, 3]
+
     def test_a_limit_and_an_end_hold_both(self, tier: Path) -> None:
         assert offsets(tier, "tiny", "--from", 2, "--to", 8, "--limit", 3) == message_offsets("tiny")[2:5]
         assert offsets(tier, "tiny", "--from", 6, "--to", 8, "--limit", 3) == [6, 7]

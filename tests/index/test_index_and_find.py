@@ -20,7 +20,7 @@ from offload.index.find import FindReport, find
 from offload.index.rules import WhyUnused, judged, merges, uncovered
 from offload.index.terms import Spec
 from offload.model.part import StreamPart
-from offload.model.position import AtOffset, PartOffset
+from offload.model.position import AtOffset, AtTime, PartOffset
 from offload.store.faults import Fault, Rule
 from offload.upkeep.rebuild.stream import rebuild
 from offload.upkeep.retention import delete_stream
@@ -73,6 +73,28 @@ def test_a_search_of_a_later_part_ends_at_the_offset_of_that_part(world: IndexWo
 
         assert found == [(0, records[0])]
         assert await world.find("a", start=PartOffset(3, 0), until=AtOffset(1)) == []
+
+    run(main())
+
+
+def test_a_search_ends_at_a_time_that_is_met_behind_its_beginning(world: IndexWorld) -> None:
+    """Times step back: chunks before the beginning have the time too, and end nothing."""
+
+    async def main() -> None:
+        tier = world.others()
+        await tier.open(create=True)
+        writer = await StreamWriter.claim(tier, STREAM)
+        times_ms = [9, 1, 2, 8, 9]
+        chunks = [
+            build_chunk([b'{"k":["a"]}'], offset=at, timestamp_ms=each, epoch=1)
+            for at, each in enumerate(times_ms)
+        ]
+        for each in (chunks[:2], chunks[2:]):
+            await writer.offload([MemoryHandle(each)])
+
+        for start, time_ms, offsets in ((0, 5, []), (1, 5, [1, 2]), (2, 9, [2, 3]), (1, 10, [1, 2, 3, 4])):
+            found = await world.find("a", start=AtOffset(start), until=AtTime(time_ms))
+            assert [at for at, _ in found] == offsets
 
     run(main())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import pytest
 from campaign import CAMPAIGN
@@ -31,6 +31,7 @@ from offload.contracts.events import Skipped
 from offload.formats.keys import StreamKeys
 from offload.ground.errors import AnchorLost
 from offload.model.part import StreamPart
+from offload.read.joined import reading_end
 from offload.upkeep.parts import trim_parts
 
 Record = tuple[int, int, bytes]
@@ -139,6 +140,26 @@ class World(TierWorld):
             return PartOffset(self.parts[-1].number, self.parts[-1].next)
         return PartOffset(chunks[0][0].number, chunks[0][1])
 
+    def end_of(self, start: PartOffset, until: Position) -> PartOffset | None:
+        """Return where a reading from `start` ends. None if no chunk and no part reaches the end."""
+        match until:
+            case AtTime(timestamp_ms):
+                for part in self.parts:
+                    for first, chunk_ms, records in part.chunks:
+                        is_behind = (part.number, first + len(records)) > (start.part, start.offset)
+                        if is_behind and chunk_ms >= timestamp_ms:
+                            return max(PartOffset(part.number, first), start, key=astuple)
+                return None
+            case AtOffset(offset):
+                ends = [part for part in self.parts if part.number >= start.part and offset <= part.next]
+                if not ends:
+                    return None
+                return max(PartOffset(ends[0].number, max(offset, ends[0].first)), start, key=astuple)
+            case _:
+                place = self.place_of(until)
+                assert place is not None
+                return max(place, start, key=astuple)
+
     def read_from(self, place: PartOffset) -> tuple[list[Record], list[Skipped]]:
         """Return the records from a place on, and what a reader reports on the way."""
         [begin] = [part for part in self.parts if part.number == place.part]
@@ -201,6 +222,34 @@ def test_every_position_attaches_in_the_part_that_the_rules_say_and_reads_on(
 
             if isinstance(position, AtOffset):
                 assert await read(reader, position.offset) == world.read_from(place)[0]
+
+    asyncio.run(scenario())
+
+
+@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 8)
+@given(st.lists(drawn_parts, min_size=1, max_size=3), positions, st.lists(positions, min_size=1, max_size=4))
+@example([DrawnPart(0, [(2, 6), (2, 1), (2, 5), (1, 6)], 0, False)], AtOffset(8), [AtTime(5), AtTime(2)])
+def test_a_reading_ends_where_its_end_is_met_first(
+    drawn: list[DrawnPart], begin: Position, ends: list[Position]
+) -> None:
+    """Times step back, so chunks before the beginning may have the time of the end too."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.build([replace(each, is_deleted=False) for each in drawn])
+        reader, start = await world.reader(), world.place_of(begin)
+        if start is None:
+            return
+        for until in [*ends, AtEdge.NEXT]:
+            end = world.end_of(start, until)
+
+            assert await reading_end(reader.parts, start, until) == end
+
+            wanted = [each for each in world.read_from(start)[0] if end is None or each[:2] < astuple(end)]
+            chunks = [batch async for batch in reader.messages(start, until=end)]
+            found = [(batch.part, batch.offset + k) for batch in chunks for k in range(len(batch.bodies))]
+            assert found[: len(wanted)] == [each[:2] for each in wanted]
+            assert all((batch.part, batch.offset) < astuple(end) for batch in chunks if end is not None)
 
     asyncio.run(scenario())
 

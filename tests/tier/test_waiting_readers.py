@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import pytest
 from campaign import CAMPAIGN
 from kit.world import Clock, TierWorld
 from offload_conformance import ledger_of
+from row_choices import Offsets
 
 from offload import (
+    AtOffset,
+    AtTime,
+    MemoryHandle,
     Misuse,
     ObjectStoreOffloader,
     Retention,
@@ -19,6 +23,7 @@ from offload import (
     StreamReader,
     StreamWriter,
     TryAgain,
+    build_chunk,
     delete_stream,
     trim,
 )
@@ -33,6 +38,7 @@ from offload.read.watch import StreamWatch
 from offload.store.faults import Fault, Rule
 
 STREAM = "orders"
+LATER_MS = 2_000_000_000_000
 READERS = 1_000 if CAMPAIGN else 60
 
 
@@ -59,6 +65,15 @@ class World(TierWorld):
     async def append(self, records: int = 5) -> None:
         writer = await StreamWriter.claim(self.others(), STREAM)
         await writer.offload([ledger_of(records, first_offset=writer.manifest.next_offset)])
+
+    async def append_at(self, timestamp_ms: int, records: int) -> None:
+        writer = await StreamWriter.claim(self.others(), STREAM)
+        begin = writer.manifest.next_offset
+        chunks = [
+            build_chunk([b"late"], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
+            for offset in range(begin, begin + records)
+        ]
+        await writer.offload([MemoryHandle(chunks)])
 
     async def reader(self) -> StreamReader:
         return await StreamReader.open(self.ours, STREAM, emit=self.events.append)
@@ -184,6 +199,34 @@ def test_a_part_that_begins_is_read_behind_the_one_before() -> None:
         assert [(each.part, each.offset) for each in (first, second)] == [(1, 10), (2, 20)]
         assert world.skips() == [(11, 20)]
         assert [each.part for each in reader.parts] == [1, 2]
+
+    run(act)
+
+
+@pytest.mark.parametrize("end", [AtOffset(17), AtTime(LATER_MS), PartOffset(1, 17)])
+@pytest.mark.parametrize("wanted", [(), range(20)])
+def test_a_reader_ends_when_the_stream_reaches_its_end_even_if_nothing_there_is_wanted(
+    wanted: Sequence[int], end: AtOffset | AtTime | PartOffset
+) -> None:
+    """The end is ahead of the stream when the reader begins to wait."""
+
+    async def act(world: World) -> None:
+        reader, got = await world.reader(), list[int]()
+
+        async def read() -> None:
+            found = reader.follow(8, until=end, watch=world.watch, rows_of=Offsets(wanted, hasty=False))
+            async with aclosing(found) as batches:
+                async for batch in batches:
+                    got.extend(range(batch.offset, batch.offset + len(batch.bodies)))
+
+        reading = asyncio.ensure_future(read())
+        await until(lambda: bool(world.slept))
+        assert not reading.done()
+        await world.append_at(LATER_MS - 1, 7)
+        await world.append_at(LATER_MS, 1)
+        world.looks.release()
+        await reading
+        assert got == [each for each in wanted if 8 <= each < 17]
 
     run(act)
 
