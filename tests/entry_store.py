@@ -59,8 +59,9 @@ class Listed(EntryLedger):
         return int(self.fact("last_entry", self.count - 1))
 
     @property
-    def length(self) -> int:
-        return int(self.fact("length", sum(map(len, self.ledger.entries[: self.count]))))
+    def length(self) -> int | None:
+        length: int | None = self.fact("length", sum(map(len, self.ledger.entries[: self.count])))
+        return length
 
     @property
     def is_sealed(self) -> bool:
@@ -114,6 +115,8 @@ class EntryStore(Source):
     has_sizes: bool = False
     first_offset: int = 0
     tier: LedgerOffloader | None = None
+    how: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `EntryLedgerStream`."""
     listed: list[Listed] = field(default_factory=list)
     url = "memory://entries"
     notes = ()
@@ -144,7 +147,9 @@ class EntryStore(Source):
         return [self.stream_of_this_process]
 
     def _fresh(self) -> EntryLedgerStream:
-        return EntryLedgerStream("orders", self.list_ledgers, first_offset=self.first_offset, tier=self.tier)
+        return EntryLedgerStream(
+            "orders", self.list_ledgers, first_offset=self.first_offset, tier=self.tier, **self.how
+        )
 
 
 def with_run(**changes: Any) -> dict[str, Any]:

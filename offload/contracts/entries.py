@@ -85,8 +85,8 @@ class EntryLedger(ABC):
     **Wrong answers are found.** Every run is compared with the question and with the properties. A source
     raises `Corrupt`, with the ledger and the entry, for a run that is too short or too long, for positions
     that go back or leave the buffer, and for sizes that are not the same at the second read. The sum of sizes
-    must be `length`. If the beginning was copied by an earlier snapshot, the sum of the rest must not exceed
-    it. Nothing more of such a ledger is copied.
+    must be `length`, if it is stated. If the beginning was copied by an earlier snapshot, the sum of the rest
+    must not exceed it. Nothing more of such a ledger is copied.
 
     Not promised: that the ledger still exists. `entries` and `sizes` raise `TryAgain` if it is gone, or if
     the store does not answer. They may raise `Denied` and `Corrupt`, too.
@@ -108,8 +108,11 @@ class EntryLedger(ABC):
 
     @property
     @abstractmethod
-    def length(self) -> int:
-        """The sum of the sizes of all entries, 0 to `last_entry`, in bytes, deleted ones too."""
+    def length(self) -> int | None:
+        """The sum of the sizes of all entries, 0 to `last_entry`, in bytes, deleted ones too.
+
+        None if the store knows no sizes before it reads the ledger. Then the sum is not checked.
+        """
 
     @property
     @abstractmethod

@@ -58,6 +58,9 @@ class Snapshot:
     A source of entries whose store states none has the offset of entry 0 of the newest ledger here.
     """
 
+    ledgers_at_once: int | None = None
+    """The most ledgers that a copy opens together, for a source that has an open one in memory. None: any."""
+
     damage: Corrupt | None = None
     """The damage that cuts the snapshot short. None if the snapshot ends with the source."""
 

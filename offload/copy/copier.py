@@ -281,7 +281,7 @@ async def _batch(snapshot: Snapshot, start: int, until: int) -> list[ReadHandle]
     A ledger whose table cannot be read ends the batch. If it is the first, its error is raised.
     """
     batch: list[ReadHandle] = []
-    chunks = 0
+    chunks, ledgers_max = 0, min(snapshot.ledgers_at_once or LEDGERS_AT_ONCE, LEDGERS_AT_ONCE)
     for ledger in snapshot.ledgers:
         if ledger.next_offset <= start or ledger.first_offset >= until:
             continue
@@ -297,7 +297,7 @@ async def _batch(snapshot: Snapshot, start: int, until: int) -> list[ReadHandle]
                 raise
             return batch
         batch.append(handle)
-        if len(batch) == LEDGERS_AT_ONCE or chunks >= CHUNKS_AT_ONCE:
+        if len(batch) == ledgers_max or chunks >= CHUNKS_AT_ONCE:
             break
     return batch
 

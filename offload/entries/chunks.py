@@ -1,9 +1,9 @@
 """Chunks made of the entries of one ledger: where they are cut, and how they are built.
 
-A chunk takes entries while its data section has at most `CHUNK_DATA_SIZE_BYTES`, or one larger entry, and
-while their times are at most `CHUNK_SPAN_MS` apart. The cut depends on nothing but the sizes and times of the
-entries from the first one on. So it continues where an earlier cut of
-a shorter ledger ended, and two processes cut alike.
+A chunk takes entries while its data section has at most `chunk_size_bytes`, by default 1 MiB, or one larger
+entry, and while their times are at most `CHUNK_SPAN_MS` apart. The cut depends on nothing but this size, and
+the sizes and times of the entries from the first one on. So it continues where an earlier cut of a shorter
+ledger ended, and two processes cut alike.
 
 A table needs the sizes of all entries. They are measured first, in bounded pieces, and only the cuts are
 kept: 24 bytes for each chunk. The entries are read again when their chunks are copied, and compared with the
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -62,6 +62,7 @@ class Cuts:
     """The chunks of one ledger from one entry on: those that are complete, and the last, which may grow."""
 
     next_entry: int
+    chunk_size_bytes: int = CHUNK_DATA_SIZE_BYTES
     size_bytes: int = 0
     """The size of all entries, as the ledger counts them."""
     _rows: array[int] = field(default_factory=lambda: array("q"))
@@ -73,7 +74,7 @@ class Cuts:
 
     def copy(self) -> Cuts:
         """Return a copy that takes further entries independently of this one."""
-        return Cuts(self.next_entry, self.size_bytes, self._rows[:], self._last, self._oldest_ms)
+        return replace(self, _rows=self._rows[:])
 
     def add(self, sizes: Sizes, timestamps_ms: EntryTimes) -> None:
         """Cut these entries, which follow."""
@@ -83,7 +84,7 @@ class Cuts:
         while at < len(sizes):
             count, data_size_bytes, newest_ms = self._last
             # It is negative behind an entry that is larger than a chunk.
-            room = max(before + CHUNK_DATA_SIZE_BYTES - data_size_bytes, 0)
+            room = max(before + self.chunk_size_bytes - data_size_bytes, 0)
             stop = int(np.searchsorted(ends, np.uint64(room), side="right"))
             stop = max(min(stop, at + CHUNK_ENTRIES_MAX - count), at if count else at + 1)
             if stop > at:
@@ -141,6 +142,7 @@ class EntryHandle(MeasuredHandle):
     stop: int
     known: dict[tuple[int, int], Cuts]
     """The cuts of earlier snapshots, by ledger id and first entry. The handle adds its own."""
+    chunk_size_bytes: int = CHUNK_DATA_SIZE_BYTES
     _table: ChunkTable | None = None
 
     @property
@@ -169,7 +171,7 @@ class EntryHandle(MeasuredHandle):
             key = self.ledger_id, self.first_entry
             cuts = self.known.get(key)
             # Cuts that reach further are those of a newer snapshot. Their last chunk has more entries.
-            cuts = cuts.copy() if cuts and cuts.next_entry <= self.stop else Cuts(self.first_entry)
+            cuts = cuts.copy() if cuts and cuts.next_entry <= self.stop else self._no_cuts()
             while cuts.next_entry < self.stop:
                 found = await self._measured(cuts.next_entry, self.stop)
                 self._check_sizes(found, cuts)
@@ -181,7 +183,7 @@ class EntryHandle(MeasuredHandle):
 
     async def sound_table(self) -> ChunkTable:
         """See `MeasuredHandle.sound_table`. The entry is searched by halves: an error need not name it."""
-        cuts, damaged = Cuts(self.first_entry), self.stop
+        cuts, damaged = self._no_cuts(), self.stop
         while damaged - cuts.next_entry > 1:
             middle = (cuts.next_entry + damaged) // 2
             try:
@@ -214,6 +216,9 @@ class EntryHandle(MeasuredHandle):
         self._table = None
         await self.numbered.ledger.aclose()
 
+    def _no_cuts(self) -> Cuts:
+        return Cuts(self.first_entry, self.chunk_size_bytes)
+
     async def _measured(self, first: int, stop: int) -> EntrySizes:
         last, ledger = min(stop, first + ENTRIES_AT_ONCE) - 1, self.numbered.ledger
         found = await ledger.sizes(first, last)
@@ -233,14 +238,14 @@ class EntryHandle(MeasuredHandle):
                 f"most {RECORD_SIZE_BYTES_MAX}: nothing more of this ledger is copied"
             )
         # The sum cannot wrap: no entry is larger than a record.
-        total = cuts.size_bytes + int(found.sizes.sum())
-        if total > self.numbered.length:
+        total, length = cuts.size_bytes + int(found.sizes.sum()), self.numbered.length
+        if length is not None and total > length:
             raise self._wrong_length(last, total)
 
     def _check_length(self, cuts: Cuts) -> None:
         """Raise `Corrupt` unless the ledger has the length that it states. A part of it may be shorter."""
         is_whole = self.first_entry == 0 and self.stop == self.numbered.count
-        if is_whole and cuts.size_bytes != self.numbered.length:
+        if is_whole and self.numbered.length not in (None, cuts.size_bytes):
             raise self._wrong_length(self.stop - 1, cuts.size_bytes)
 
     def _wrong_length(self, last: int, found: int) -> Corrupt:

@@ -20,7 +20,7 @@ from typing import Self
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.entries import EntryLedger
 from offload.contracts.source import Snapshot, SourceStream
-from offload.entries.chunks import LENGTH_SIZE_BYTES, Cuts, EntryHandle, read_run
+from offload.entries.chunks import CHUNK_DATA_SIZE_BYTES, LENGTH_SIZE_BYTES, Cuts, EntryHandle, read_run
 from offload.entries.offsets import (
     ListedLedger,
     NumberedLedger,
@@ -31,7 +31,7 @@ from offload.entries.offsets import (
 )
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import encode_run
-from offload.ground.errors import Corrupt
+from offload.ground.errors import Corrupt, Misuse
 from offload.model.manifest import Manifest
 
 __all__ = ["EntryLedgerStream"]
@@ -55,6 +55,8 @@ class EntryLedgerStream(SourceStream):
         first_offset: int = 0,
         tier: Catalogue | None = None,
         on_gone: Callable[[int], None] = lambda ledger_id: None,
+        chunk_size_bytes: int = CHUNK_DATA_SIZE_BYTES,
+        ledgers_at_once: int | None = None,
     ) -> None:
         """`first_offset` is that of the oldest ledger if nothing is committed yet.
 
@@ -65,7 +67,14 @@ class EntryLedgerStream(SourceStream):
 
         `tier` is asked for its last chunk if the manifest alone does not show where the ledger of that chunk
         begins. Without it, and without `for_tier`, a snapshot then raises `Misuse`.
+
+        A chunk has at most `chunk_size_bytes` of entries, or one larger entry. Readers that leave out chunks
+        fetch less of smaller ones. If a ledger of the store is in memory while it is read, `ledgers_at_once`
+        bounds how many a copy opens together. Raises `Misuse` unless both are at least 1.
         """
+        if chunk_size_bytes < 1 or (ledgers_at_once is not None and ledgers_at_once < 1):
+            raise Misuse(f"stream {name!r}: chunk_size_bytes and ledgers_at_once are 1 or more")
+        self._chunk_size_bytes, self._ledgers_at_once = chunk_size_bytes, ledgers_at_once
         self._name, self._ledgers = name, ledgers
         self._first_offset, self._tier, self._on_gone = first_offset, tier, on_gone
         self._seen: SeenLedgers = {}
@@ -152,13 +161,20 @@ class EntryLedgerStream(SourceStream):
         self._cuts = {key: cuts for key, cuts in self._cuts.items() if key in lacking}
         return Snapshot(
             ledgers=[
-                EntryHandle(numbered=each, first_entry=first, stop=stop, known=self._cuts)
+                EntryHandle(
+                    numbered=each,
+                    first_entry=first,
+                    stop=stop,
+                    known=self._cuts,
+                    chunk_size_bytes=self._chunk_size_bytes,
+                )
                 for each in numbered
                 for first, stop in _parts(each, committed)
             ],
             first_offset=numbered[0].first_offset if numbered else end,
             next_offset=end,
             epoch=numbered[-1].chunk_epoch if numbered else 0,
+            ledgers_at_once=self._ledgers_at_once,
             damage=damage,
             committed_offset=end,
             holds=_Comparison(numbered).reason,

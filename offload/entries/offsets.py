@@ -43,7 +43,7 @@ class ListedLedger:
     ledger: EntryLedger
     ledger_id: int
     count: int
-    length: int
+    length: int | None
     is_sealed: bool
     first_offset: int | None
     leader_epoch: int | None = None
@@ -52,7 +52,7 @@ class ListedLedger:
     @classmethod
     def of(cls, ledger: EntryLedger, stream: str) -> ListedLedger:
         """Return the facts of a ledger. Raises `Misuse` for one of the wrong type. Values are not checked."""
-        optional = "first_offset", "leader_epoch"
+        optional = "first_offset", "leader_epoch", "length"
         numbers = {
             name: getattr(ledger, name)
             for name in ("ledger_id", "last_entry", "length", "first_entry", *optional)
@@ -88,7 +88,7 @@ class SeenLedger:
     """The facts of a ledger in an earlier listing."""
 
     count: int
-    length: int
+    length: int | None
     is_sealed: bool
     first_entry: int = 0
 
@@ -116,8 +116,8 @@ class NumberedLedger:
         return self.listed.count
 
     @property
-    def length(self) -> int:
-        """The stated size of all entries."""
+    def length(self) -> int | None:
+        """The stated size of all entries. None if it is not known."""
         return self.listed.length
 
     @property
@@ -188,8 +188,8 @@ def _wrong(
     rules: list[tuple[bool, str, object, object]] = [
         (0 <= each.ledger_id < 2**64, "ledger id", "0 or more, below 2^64", each.ledger_id),
         (0 <= each.count <= 2**63, "last entry", "-1 or more, below 2^63", each.count - 1),
-        (each.length >= 0, "length", "0 or more", each.length),
-        (each.count > 0 or each.length == 0, "length without entries", 0, each.length),
+        ((each.length or 0) >= 0, "length", "0 or more", each.length),
+        (each.count > 0 or not each.length, "length without entries", 0, each.length),
         (0 <= each.first_entry <= each.count, "first entry", f"0 to {each.count}", each.first_entry),
         (begin is None or 0 <= begin < 2**64, "first offset", "0 or more, below 2^64", begin),
         (0 <= (each.leader_epoch or 0) < 2**64, "leader epoch", "0 or more, below 2^64", each.leader_epoch),

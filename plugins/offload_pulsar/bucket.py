@@ -141,7 +141,7 @@ class PulsarBucket:
                 f"{where} is empty or open, or was cut, and only a whole closed one can be offloaded"
             )
         if metadata is None:
-            metadata = LedgerMetadata.of(length=ledger.length, last_entry=ledger.last_entry)
+            metadata = LedgerMetadata.of(length=_length(ledger, where), last_entry=ledger.last_entry)
         if (metadata.length, metadata.last_entry) != (ledger.length, ledger.last_entry):
             raise Misuse(f"the metadata of {where} has another length or last entry than the ledger")
         self._cutter(ledger, where)  # raises before anything is sent
@@ -290,7 +290,7 @@ class PulsarBucket:
     def _check_parts(self, ledger: EntryLedger, where: str) -> None:
         """Refuse blocks that the store does not take as parts, before anything is sent."""
         takes, block = self._store.capabilities, self._block_size_bytes_max
-        needed = ledger.length + ENTRY_HEADER_SIZE_BYTES * (ledger.last_entry + 1)
+        needed = _length(ledger, where) + ENTRY_HEADER_SIZE_BYTES * (ledger.last_entry + 1)
         if block < takes.part_size_bytes_min and HEADER_SIZE_BYTES + needed > block:
             least = takes.part_size_bytes_min
             raise Misuse(f"blocks of {block} bytes are too small for {self._store.url}: the least is {least}")
@@ -346,7 +346,7 @@ class PulsarBucket:
     def _cutter(self, ledger: EntryLedger, where: str) -> BlockCutter:
         return BlockCutter(
             last_entry=ledger.last_entry,
-            length=ledger.length,
+            length=_length(ledger, where),
             block_size_bytes_max=self._block_size_bytes_max,
             where=where,
         )
@@ -371,3 +371,10 @@ class PulsarBucket:
 
 def _too_many(where: str, parts_max: int) -> str:
     return f"{where} needs more than the {parts_max} parts that the store takes: choose larger blocks"
+
+
+def _length(ledger: EntryLedger, where: str) -> int:
+    """Return the length of a ledger, which its metadata has. Raises `Misuse` if it states none."""
+    if ledger.length is None:
+        raise Misuse(f"{where} states no length")
+    return ledger.length

@@ -21,7 +21,7 @@ from offload import sync
 from offload.contracts.events import CopyBegun, Event
 from offload.copy import sync as sync_module
 from offload.copy.log_order import LogPlace, LogTurns
-from offload.entries import chunks
+from offload.entries.ledger import EntryLedgerStream
 from offload.follow.dispatcher import Dispatcher
 from offload.follow.follower import Follower
 from offload.follow.rules import FollowRules
@@ -99,7 +99,7 @@ class World(TierWorld):
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a chunk of one stream span some 256 KiB of the log."""
-    monkeypatch.setattr(chunks, "CHUNK_DATA_SIZE_BYTES", 2**12)
+    monkeypatch.setitem(EntryLedgerStream.__init__.__kwdefaults__, "chunk_size_bytes", 2**12)
 
 
 def test_a_sync_reads_a_log_of_64_streams_in_one_pass(tmp_path: Path) -> None:
