@@ -14,10 +14,11 @@ A backend is tested by one class in its own tests. Pytest finds the clauses in i
         limits = Limits(...)                   # optional: how far the tests may go
 
 `OffloaderBackend` is the class for an offloader without an object store, and `CatalogueBackend` for a place
-that can only be read: its author also says how to fill it. Declared `capabilities` are
-tested both ways: present ones must work, and absent ones must fail as documented. `StoreConformance`,
-`OffloaderConformance` and `ProtocolConformance` are the layers by themselves, for tests that set up their
-places in their own way. `ledger_of` and `MemoryLedger` make ledgers for an author's own tests.
+that can only be read: its author also says how to fill it. `QueueBackend` is the class for a queue of
+messages. Declared `capabilities` are tested both ways: present ones must work, and absent ones must fail as
+documented. `StoreConformance`, `OffloaderConformance` and `ProtocolConformance` are the layers by themselves,
+for tests that set up their places in their own way. `ledger_of` and `MemoryLedger` make ledgers for an
+author's own tests.
 
 Names are imported when they are first used, because the package's plugin also runs without pytest.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
     from offload_conformance.offloader import OffloaderConformance
     from offload_conformance.protocol import ProtocolConformance, WalkConformance
+    from offload_conformance.queues import QueueBackend
     from offload_conformance.store import StoreConformance
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "OffloaderBackend",
     "OffloaderConformance",
     "ProtocolConformance",
+    "QueueBackend",
     "Run",
     "Sample",
     "State",
@@ -68,6 +71,7 @@ _HOMES = {
     "OffloaderBackend": "offload_conformance.backend",
     "OffloaderConformance": "offload_conformance.offloader",
     "ProtocolConformance": "offload_conformance.protocol",
+    "QueueBackend": "offload_conformance.queues",
     "Run": "offload_conformance.asynchronous",
     "Sample": "offload_conformance.ledgers",
     "State": "offload_conformance.declared",

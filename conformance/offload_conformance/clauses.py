@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LAYERS: Final = ("store", "contract", "protocol", "end_to_end", "catalogue")
+LAYERS: Final = ("store", "contract", "protocol", "end_to_end", "catalogue", "queue")
 """The layers, in the order in which they build on each other."""
 
 FIRST: Final = "0.2"

@@ -22,6 +22,7 @@ REWRITTEN: Final = (
     "offloader",
     "opened",
     "protocol",
+    "queues",
     "race",
     "same",
     "store",

@@ -1,6 +1,7 @@
 """Queues whose near end is in memory and in a local log, and whose deep end lies on a tier.
 
-`BackingQueue` is the contract of all queues here.
+`BackingQueue` is the contract of all queues here. `MemoryQueue` is its model, and `PriorityQueue` joins a
+queue for each priority.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
         QueueDelivery,
         QueueRates,
     )
+    from offload_queue.memory_queue import MemoryPlace, MemoryQueue
+    from offload_queue.priority_queue import PriorityQueue
 
 __all__ = [
     "BackingQueue",
     "HeldMessage",
+    "MemoryPlace",
+    "MemoryQueue",
     "MessageProperties",
+    "PriorityQueue",
     "PublishedMessages",
     "QueueDelivery",
     "QueueRates",
@@ -31,7 +37,10 @@ __all__ = [
 _HOMES = {
     "BackingQueue": "offload_queue.backing_queue",
     "HeldMessage": "offload_queue.backing_queue",
+    "MemoryPlace": "offload_queue.memory_queue",
+    "MemoryQueue": "offload_queue.memory_queue",
     "MessageProperties": "offload_queue.backing_queue",
+    "PriorityQueue": "offload_queue.priority_queue",
     "PublishedMessages": "offload_queue.backing_queue",
     "QueueDelivery": "offload_queue.backing_queue",
     "QueueRates": "offload_queue.backing_queue",
