@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
+import asyncpg
 import pytest
 from records.in_memory import plugins
 from servers.metadata import EtcdServer, MetadataServer, PostgresServer, served
@@ -196,6 +198,27 @@ class TestPostgres:
             found = asyncio.run(main(server.url("first")))
 
         assert sorted(type(each).__name__ for each in found) == [*["AlreadyExists"] * 7, "NoneType"], found
+
+    def test_a_client_that_loses_the_race_for_the_table_uses_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error of the server depends on the moment at which the winner commits."""
+        made, execute = list[str](), asyncpg.Connection.execute
+
+        async def late(self: Any, statement: str) -> Any:
+            await execute(self, statement)  # of the winner
+            [state] = states
+            made.append(state)
+            return await execute(self, f"DO $$ BEGIN RAISE 'late' USING errcode = '{state}'; END $$")
+
+        monkeypatch.setattr(asyncpg.Connection, "execute", late)
+        with served("postgresql") as server:
+            assert isinstance(server, PostgresServer)
+            for states in (["23505"], ["42P07"], ["42710"]):
+                assert ask(server, create, delete) == [None, None], states
+                server.sql("DROP TABLE offload_records")
+
+        assert made == ["23505", "42P07", "42710"]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,17 @@ WHERE name = $1 AND key >= $2 AND key < $3 ORDER BY key LIMIT $4
 """
 DELETE: Final = "DELETE FROM offload_records WHERE name = $1 AND key = ANY($2)"
 
+MADE_BY_ANOTHER: Final = (
+    asyncpg.UniqueViolationError,
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateObjectError,
+)
+"""The errors of TABLE if another process makes the table at the same time, in spite of `IF NOT EXISTS`.
+
+The server looks for the table first, and then for the type of its rows. If the other process commits between
+the two, the server finds the type alone, and raises the third error. In each case the table exists now.
+"""
+
 
 def open_url(url: str, *, options: Mapping[str, str]) -> RecordStore:
     """Return the store behind `postgresql://HOST:PORT/DATABASE/NAME`. Commas separate several hosts."""
@@ -132,8 +143,7 @@ class PostgresRecords(RecordService):
                 f"{self._url}: with fsync or synchronous_commit off, a commit may be lost: set both to on"
             )
         if found["table"] is None:
-            # Another process may make it at the same time.
-            with suppress(asyncpg.UniqueViolationError, asyncpg.DuplicateTableError):
+            with suppress(*MADE_BY_ANOTHER):
                 await connection.execute(TABLE)
 
     def _translated(self, exc: Exception, broken: type[errors.OffloadError]) -> errors.OffloadError:
