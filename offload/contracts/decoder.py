@@ -37,6 +37,9 @@ class Decoder(ABC):
     has_timestamps: ClassVar[bool] = False
     """True if records may have times of their own. Such a decoder overrides `timestamps`."""
 
+    has_range_keys: ClassVar[bool] = False
+    """True if records are stored in the order of a key. Such a decoder overrides `range_keys`."""
+
     @abstractmethod
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the value of each record as bytes. A value that is neither bytes nor text is JSON."""
@@ -69,6 +72,15 @@ class Decoder(ABC):
         the same keys for every message, which may be others than those of `decode`.
         """
         return enumerate(self.decode(records))
+
+    def range_keys(self, terms: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+        """Return bytes that explain the keys of a ledger, and the key of each of these terms.
+
+        `terms` are those of the ledger's records, in order, without equal neighbours. One is empty if its
+        record has none. Keys are the same in every process. They never fall if the ledger is in their order,
+        and otherwise its records are not indexed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no keys of ranges")
 
     def columns(self, records: RecordBytes, names: Sequence[str]) -> Mapping[str, ByteColumn | HeaderColumn]:
         """Return columns of these records, by name. Each has one row for each record.

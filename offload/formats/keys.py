@@ -77,6 +77,8 @@ _INDEX: Final = re.compile(
     r"index/([A-Za-z0-9_%-]{1,200})\.([1-9][0-9]{0,8})/([0-9]{20})\.([0-9]{20})\.([0-9]{20})"
     r"\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.index"
 )
+RANGES: Final = "ranges="
+"""The SPEC of an index of ranges begins with it. No decoder's name has this character."""
 INDEX_RECORDS_MAX: Final = 2**32
 """The most offsets that an index object covers: its rows have 32 bits for an offset."""
 
@@ -133,6 +135,11 @@ class IndexName(NamedTuple):
     def records(self) -> int:
         """The number of offsets that it covers."""
         return self.next_offset - self.first_offset
+
+    @property
+    def has_ranges(self) -> bool:
+        """True if the object has ranges (`range_object`), and False if it has terms (`index_object`)."""
+        return self.folder.startswith(escape(RANGES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ damaged object covers is scanned, and one that is gone is listed again, because 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,18 @@ from offload.parts.whole_stream import WholeStream
 from offload.read.joined import reading_end
 from offload.read.reader import StreamReader, warn_of_skips
 
-__all__ = ["FindReport", "FoundRun", "PartLookup", "find", "look_up", "of_rows", "with_terms"]
+__all__ = [
+    "FindReport",
+    "FoundRun",
+    "OffsetChoice",
+    "PartIndexes",
+    "PartLookup",
+    "find",
+    "look_up",
+    "of_rows",
+    "part_indexes",
+    "with_terms",
+]
 
 LOOKUPS_AT_ONCE: Final = 16
 LISTS_MAX: Final = 8
@@ -56,6 +67,7 @@ OFFSETS_BETWEEN: Final = 2**20
 """Two places so far apart are read apart: the entries of all fragments between them would be walked."""
 
 _Places = npt.NDArray[np.uint64]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -151,20 +163,17 @@ async def look_up(
     Reads indexes and no record. A tier of another layout has no indexes: all of it is to be scanned.
     """
     report = FindReport() if report is None else report
+    if by.is_of_ranges:
+        raise Misuse(f"{by} is the SPEC of an index of ranges, which finds no terms")
     hashes = np.unique(term_hashes(ByteColumn.of([*terms])))
-    tier = native_or_none(catalogue)
-    listed = dict[str, list[IndexObject]]()
-    if tier is not None:
-        await tier.open()
-        for name in await WholeStream(catalogue, stream).names():
-            listed[name] = await list_indexes(tier.store, name, index_folder_of(name, by), report)
-    # After the indexes were listed: a root that is older than an index would not know whether it counts.
-    whole = await StreamReader.open(catalogue, stream, emit=emit)
-    begin = start if isinstance(start, PartOffset) else await whole.place_of(start)
-    parts = [each for each in whole.parts if each.part >= begin.part]
-    end = None if until is None else await reading_end(parts, begin, until)
-    for reader in parts:
-        if end is not None and reader.part > end.part:
+    indexes = await part_indexes(catalogue, stream, by=by, report=report, emit=emit)
+    readers = [each.reader for each in indexes]
+    begin = start if isinstance(start, PartOffset) else await readers[0].place_of(start)
+    readers = [each for each in readers if each.part >= begin.part]
+    end = None if until is None else await reading_end(readers, begin, until)
+    for part in indexes:
+        reader = part.reader
+        if reader.part < begin.part or (end is not None and reader.part > end.part):
             continue
         first = max(begin.offset if reader.part == begin.part else 0, reader.manifest.first_offset)
         next_offset = reader.manifest.next_offset
@@ -172,62 +181,93 @@ async def look_up(
             next_offset = min(next_offset, end.offset)
         if first >= next_offset:
             continue
-        name = reader.manifest.stream
-        lookup = _Lookup(catalogue, reader, hashes, range(first, next_offset), report)
-        if tier is None:
-            yield PartLookup(reader, np.zeros(0, np.uint64), [lookup.offsets])
-        else:
-            yield await lookup.run(tier.store, by, listed.get(name, []))
+        lookup = _Lookup(hashes, range(first, next_offset))
+        yield await part.ask(lookup.looked_up)
 
 
 @dataclass(slots=True)
-class _Lookup:
-    """The lookup of hashes in the indexes of one part."""
+class PartIndexes:
+    """The index objects of one part of a stream, by a listing, and a reader that was loaded after it."""
 
     catalogue: Catalogue
     reader: StreamReader
-    hashes: Hashes
-    offsets: range
+    store: ObjectStore | None
+    """None for a tier of another layout, which has no indexes."""
+    folder: str
+    listed: Sequence[IndexObject]
     report: FindReport
 
-    async def run(self, store: ObjectStore, by: Spec, listed: Sequence[IndexObject]) -> PartLookup:
-        name, reader = self.reader.manifest.stream, self.reader
+    def used(self, offsets: range) -> list[IndexObject]:
+        """Return the objects that count, and that have some of these offsets. Counts them in the report."""
+        objects = {each.name: each for each in self.listed}
+        names = judged(objects, self.reader.manifest).used
+        used = [objects[name] for name in names if name.first_offset < offsets.stop]
+        used = [one for one in used if one.name.next_offset > offsets.start]
+        self.report.objects += len(used)
+        return used
+
+    async def ask(self, ask: Callable[[PartIndexes], Awaitable[T]]) -> T:
+        """Return the answer. If an object is gone, list and load the root again, and ask again."""
         for _ in range(LISTS_MAX):
             try:
-                return await self._looked_up(reader, listed)
-            except NotFound:  # a merge, a trim or a sweep came between: list, and then load the root, again
-                listed = await list_indexes(store, name, index_folder_of(name, by), self.report)
+                return await ask(self)
+            except NotFound:  # a merge, a trim or a sweep came between
+                assert self.store is not None, "nothing was listed"
+                reader = self.reader
+                name = reader.manifest.stream
+                self.listed = await list_indexes(self.store, name, self.folder, self.report)
                 newest = await self.catalogue.newer_view(reader.manifest)
                 if newest is not None:
-                    reader = StreamReader(
+                    self.reader = StreamReader(
                         self.catalogue, newest.committed, part=reader.part, emit=reader.emit
                     )
+        name = self.reader.manifest.stream
         raise TryAgain(f"stream {name!r}: its indexes change faster than they can be read; run again")
 
-    async def _looked_up(self, reader: StreamReader, listed: Sequence[IndexObject]) -> PartLookup:
-        objects = {each.name: each for each in listed}
-        begin = max(self.offsets.start, reader.manifest.first_offset)
-        used = [
-            name
-            for name in judged(objects, reader.manifest).used
-            if name.first_offset < self.offsets.stop and name.next_offset > begin
-        ]
+
+async def part_indexes(
+    catalogue: Catalogue, stream: str, *, by: Spec, report: FindReport, emit: Callable[[Event], None]
+) -> list[PartIndexes]:
+    """Return the index objects of each part of a stream, in order of parts, and a reader of it."""
+    tier, listed = native_or_none(catalogue), dict[str, list[IndexObject]]()
+    if tier is not None:
+        await tier.open()
+        for name in await WholeStream(catalogue, stream).names():
+            listed[name] = await list_indexes(tier.store, name, index_folder_of(name, by), report)
+    # After the indexes were listed: a root that is older than an index would not know whether it counts.
+    whole, found = await StreamReader.open(catalogue, stream, emit=emit), list[PartIndexes]()
+    for reader in whole.parts:
+        name = reader.manifest.stream
+        folder, store = index_folder_of(name, by), None if tier is None else tier.store
+        found.append(PartIndexes(catalogue, reader, store, folder, listed.get(name, []), report))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """The lookup of hashes in the indexes of one part."""
+
+    hashes: Hashes
+    offsets: range
+
+    async def looked_up(self, part: PartIndexes) -> PartLookup:
+        begin = max(self.offsets.start, part.reader.manifest.first_offset)
+        used = part.used(range(begin, self.offsets.stop))
         found, damages = [np.zeros(0, np.uint64)], dict[IndexName, Corrupt]()
 
-        async def ask(name: IndexName) -> None:
+        async def ask(one: IndexObject) -> None:
             try:
-                offsets = await _offsets_in(objects[name], self.hashes)
+                offsets = await _offsets_in(one, self.hashes)
             except Corrupt as damage:
-                damages[name] = damage
+                damages[one.name] = damage
             else:
-                found.append(offsets.astype(np.uint64) + np.uint64(name.first_offset))
+                found.append(offsets.astype(np.uint64) + np.uint64(one.name.first_offset))
 
         await run_each(ask, used, at_once=LOOKUPS_AT_ONCE)
-        self.report.objects += len(used)
-        self.report.damages += damages.values()
-        places, sure = np.unique(np.concatenate(found)), [name for name in used if name not in damages]
+        part.report.damages += damages.values()
+        places, sure = np.unique(np.concatenate(found)), [one.name for one in used if one.name not in damages]
         return PartLookup(
-            reader,
+            part.reader,
             places[(places >= begin) & (places < self.offsets.stop)],
             uncovered(sure, begin, self.offsets.stop),
         )
@@ -259,7 +299,7 @@ async def _read(
     lookup: PartLookup, to_scan: Sequence[range], report: FindReport
 ) -> AsyncGenerator[RecordRun, None]:
     """Yield the records of a lookup, in order."""
-    choice = _Choice(lookup.offsets, to_scan)
+    choice = OffsetChoice(lookup.offsets, to_scan)
     for begin, end in choice.stretches():
         async with aclosing(lookup.reader.runs_here(begin, until=end, rows_of=choice)) as runs:
             async for each in runs:
@@ -292,7 +332,7 @@ def of_rows(run: RecordRun, rows: npt.NDArray[np.int64]) -> RecordRun:
     return RecordRun(run.offsets[rows], run.timestamps_ms[rows], run.starts[rows], run.sizes[rows], run.data)
 
 
-class _Choice(RowChoice):
+class OffsetChoice(RowChoice):
     """The chunks with one of some offsets, or with an offset of some ranges. Both ascend."""
 
     def __init__(self, offsets: _Places, ranges: Sequence[range]) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from offload.contracts.decoder import Decoder
 from offload.formats.keys import IndexName, StreamKeys
@@ -21,6 +23,7 @@ from offload.ground.errors import Corrupt, Denied, NotFound, StoreDenied
 from offload.index.build import Built, build_range, index_folder_of
 from offload.index.merge import merge
 from offload.index.objects import IndexObject, list_indexes
+from offload.index.ranges import build_ranges, merge_ranges
 from offload.index.rules import Judged, judged, merges, uncovered
 from offload.index.terms import Spec
 from offload.model.manifest import Manifest
@@ -30,6 +33,8 @@ from offload.parts.whole_stream import WholeStream
 from offload.read.reader import StreamReader
 
 __all__ = ["IndexReport", "index", "index_part", "unindexed"]
+
+MERGED_RANGES_SIZE_BYTES_MAX: Final = 8 * 2**20
 
 
 @dataclass(slots=True)
@@ -108,7 +113,8 @@ async def index_part(
     state = await run.look()
     reader = StreamReader(tier, state.root, part=reader.part)
     for offsets in state.uncovered:
-        built = build_range(tier.store, reader, spec, decoder, begin=offsets.start, end=offsets.stop, env=env)
+        build = build_ranges if spec.is_of_ranges else build_range
+        built = build(tier.store, reader, spec, decoder, begin=offsets.start, end=offsets.stop, env=env)
         async with aclosing(built):
             async for each in built:
                 run.add(each)
@@ -170,11 +176,14 @@ class _Indexing:
     async def merge(self, state: _State) -> bool:
         """Merge each eight neighbours of a class. Return whether there were any: look again then."""
         most = self.tier.store.capabilities.put_size_bytes_max
+        if self.spec.is_of_ranges:  # they are merged in memory
+            most = min(MERGED_RANGES_SIZE_BYTES_MAX, most or MERGED_RANGES_SIZE_BYTES_MAX)
         groups = [[state.objects[name] for name in group] for group in merges(state.judged.used)]
         groups = [each for each in groups if most is None or sum(one.size_bytes for one in each) <= most]
         for inputs in groups:
             try:
-                made = await merge(self.tier.store, inputs, state.root, env=self.env)
+                work = partial(merge_ranges, spec=self.spec) if self.spec.is_of_ranges else merge
+                made = await work(self.tier.store, inputs, state.root, env=self.env)
             except NotFound:  # another process merged them
                 continue
             except Corrupt as damage:

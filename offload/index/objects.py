@@ -27,6 +27,7 @@ from offload.formats.index_object import (
     split_rows,
 )
 from offload.formats.keys import IndexName, StreamKeys
+from offload.formats.range_object import decode_ranges
 from offload.ground.errors import Corrupt
 
 __all__ = ["IndexObject", "IndexReads", "check_index", "list_indexes"]
@@ -74,6 +75,10 @@ class IndexObject:
         shape = self.shape
         raw = await self._get(*shape.entries(first, stop))
         return Directory.decode(raw, shape, first, stop, where=self.key)
+
+    async def whole(self) -> Buffer:
+        """Return the whole object, unchecked, by one request."""
+        return await self._get(0, self.size_bytes)
 
     async def check_header(self) -> None:
         """Check the header. One request."""
@@ -156,6 +161,9 @@ def _pieces(edges: npt.NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
 
 async def check_index(one: IndexObject) -> None:
     """Read an index object whole, and check all that its format promises. Raises `Corrupt` and `NotFound`."""
+    if one.name.has_ranges:
+        decode_ranges(await one.whole(), one.stream, one.name)
+        return
     await one.check_header()
     async with aclosing(one.all_rows()) as pieces:
         async for _ in pieces:

@@ -8,6 +8,8 @@
     SECTION.FIELD   a field of a section that is an object. All behind the first dot is its name
     body.FIELD      a field of a body that is a JSON object
 
+With `ranges=` before it, a SPEC has one PATH, and is that of an index of ranges (`index.ranges`).
+
 A text is its UTF-8 bytes as a term. A number or a boolean is its JSON text, as the document has it: `1.0` and
 `1` differ. A list has one term for each element. Absent, null and empty values, objects and lists in lists
 have none. If a record holds several messages, it has the terms of each, as `Decoder.messages` returns them.
@@ -38,6 +40,7 @@ import numpy.typing as npt
 import xxhash
 
 from offload.contracts.decoder import Decoded, Decoder
+from offload.formats.keys import RANGES
 from offload.formats.rows import ValuePool, column_of
 from offload.ground.errors import Misuse
 from offload.model.record_columns import ByteColumn, Integers, RecordBytes
@@ -50,7 +53,7 @@ TERM_RULES_VERSION: Final = 1
 SPEC_SIZE_BYTES_MAX: Final = 200
 """The key of an index object has the SPEC, escaped."""
 
-_SPEC: Final = re.compile(r"([A-Za-z0-9_.-]+):([^\x00-\x1f\x22\x5c\x7f\ud800-\udfff]+)")
+_SPEC: Final = re.compile(rf"((?:{RANGES})?)([A-Za-z0-9_.-]+):([^\x00-\x1f\x22\x5c\x7f\ud800-\udfff]+)")
 _PATH: Final = re.compile(r"(?!body$|key\.)[^.]+(?:\..+)?")
 _KEY, _BODY = "key", "body"
 _BLOCK_SIZE_BYTES: Final = 16 * 2**20
@@ -77,19 +80,21 @@ class Spec:
     decoder: str
     """The name of a decoder that a plugin declares."""
     paths: tuple[str, ...]
+    is_of_ranges: bool = False
+    """True for an index of ranges."""
 
     @classmethod
     def parse(cls, text: str) -> Spec:
         """Return the SPEC that a person wrote. Raises `Misuse` if it has another form."""
         found = _SPEC.fullmatch(text) if len(text) <= SPEC_SIZE_BYTES_MAX else None
-        paths = found[2].split(",") if found else []
+        paths = found[3].split(",", maxsplit=0 if found[1] else -1) if found else []
         if not found or len(text.encode()) > SPEC_SIZE_BYTES_MAX or not all(map(_PATH.fullmatch, paths)):
             expected = "expected DECODER:PATH[,PATH], such as amqp:properties.message_id"
             raise Misuse(f"{text[:SPEC_SIZE_BYTES_MAX]!r} is no SPEC of an index: {expected}")
-        return cls(found[1], tuple(sorted({*paths})))
+        return cls(found[2], tuple(sorted({*paths})), bool(found[1]))
 
     def __str__(self) -> str:
-        return f"{self.decoder}:{','.join(self.paths)}"
+        return f"{RANGES if self.is_of_ranges else ''}{self.decoder}:{','.join(self.paths)}"
 
     def terms(self, decoder: Decoder, records: RecordBytes) -> Terms:
         """Return the terms of these records, of which there are fewer than 2^32.
@@ -108,7 +113,9 @@ class Spec:
         return Terms(np.concatenate(rows), ByteColumn.joined(values))
 
     def check(self, decoder: Decoder) -> None:
-        """Raise `Misuse` if `decoder` has no such section."""
+        """Raise `Misuse` if `decoder` has no such section, or no keys for an index of ranges."""
+        if self.is_of_ranges and not decoder.has_range_keys:
+            raise Misuse(f"{self}: decoder {self.decoder} has no keys of ranges")
         _, sample = next(iter(decoder.messages([b""])))
         unknown = {path.partition(".")[0] for path in self.paths} - {*sample.sections, _KEY, _BODY}
         if unknown:
