@@ -78,7 +78,7 @@ class MemoryQueue(BackingQueue):
             place.given = max([place.given, *tags])
         else:
             self._ready += tags  # above all that are there, so the list is a heap still
-        self._rates.note(published=len(tags))
+        self._rates.published += len(tags)
         confirmed = asyncio.get_running_loop().create_future()
         confirmed.set_result(None)
         return PublishedMessages(tags, confirmed)
@@ -92,7 +92,7 @@ class MemoryQueue(BackingQueue):
         self._unacked.update(tags)
         if not ack_required:
             self._forget(tags)
-        self._rates.note(fetched=len(tags))
+        self._rates.fetched += len(tags)
         return found
 
     async def drop(self, count: int = 1, *, ack_required: bool = False) -> Sequence[int]:
@@ -103,7 +103,7 @@ class MemoryQueue(BackingQueue):
         """See `BackingQueue.ack`."""
         found = self._taken(tags)
         self._forget(found)
-        self._rates.note(acked=len(found))
+        self._rates.acked += len(found)
         return found
 
     async def requeue(self, tags: Sequence[int]) -> Sequence[int]:
