@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.encryption import is_encrypted
 from offload.cli.kit.arguments import Compress, Decrypt, Encrypt, EncryptedOnly, Keys, Options, SourceKeys
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.names import known_names
@@ -28,6 +27,7 @@ from offload.cli.resumed import ended
 from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce, asked_of
 from offload.contracts.offloader import LedgerOffloader
 from offload.ground.errors import OffloadError
+from offload.showing.encryption import is_encrypted
 from offload.upkeep.copy.tier import Copied, CopyProgress, give_up, refuse_itself
 from offload.upkeep.copy.tier import copy as copy_tier
 

@@ -15,7 +15,6 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, StreamOrGlob, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.indexes import By, no_value, spec_of
-from offload.cli.kit.lines import Format
 from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
 from offload.cli.kit.names import streams_meant
 from offload.cli.kit.output import counted, print_note, size_text
@@ -31,6 +30,7 @@ from offload.index.terms import Spec
 from offload.model.position import Position
 from offload.read.batches import PartRun
 from offload.read.reader import reason_of
+from offload.showing.lines import Format
 
 GivenTerms = Annotated[
     list[str] | None,

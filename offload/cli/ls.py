@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli.encryption import is_encrypted
 from offload.cli.kit.arguments import Options, Tier
 from offload.cli.kit.output import (
     AT_LEAST,
@@ -20,14 +17,11 @@ from offload.cli.kit.output import (
     size_text,
 )
 from offload.cli.kit.state import CommandContext, run_async
-from offload.contracts.catalogue import Catalogue
-from offload.ground.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.model.gaps import PartEnds, lost_records
+from offload.ground.errors import Corrupt, OffloadError, UnsupportedFormat
 from offload.model.own_names import labels_of
 from offload.model.position import iso_of
-from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
-from offload.native.layout_check import native_or_none
-from offload.parts.whole_stream import WholeStream, grouped
+from offload.parts.whole_stream import grouped
+from offload.showing.streams import row_as_json, rows_of_stream, stream_names
 
 HEADS: Final = (
     "stream", "messages", "first offset", "next offset", "size", "stored", "ratio", "codecs", "fragments",
@@ -66,11 +60,11 @@ def ls(
         rows: list[dict[str, Any]] = []
         errors: list[OffloadError] = []
         async with state.opened_to_read(tier, option) as catalogue:
-            names, found = await _streams(catalogue)
+            names, found = await stream_names(catalogue)
             errors.extend(found)
             for stream in await grouped(catalogue, names=names, damaged=errors.append):
                 try:
-                    rows += await _look(stream)
+                    rows += await rows_of_stream(stream)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
                     errors.append(error)
         # Damage to a part is found when its stream looks for it, and when it is shown by itself.
@@ -82,87 +76,12 @@ def ls(
         row["name"] = labels[row["stream"]]
     if json:
         for row in rows:
-            print_json(_printed(row))
+            print_json(row_as_json(row))
     else:
         _show(rows, verbose=verbose)
     for error in errors:
         print_error(error)
     return 1 if errors else 0
-
-
-async def _streams(catalogue: Catalogue) -> tuple[list[str], Sequence[OffloadError]]:
-    """Return the names of the streams, and an error for each folder that hides its own."""
-    if (objects := native_or_none(catalogue)) is not None:
-        return await objects.find_streams()
-    return await catalogue.streams(), []
-
-
-async def _look(stream: WholeStream) -> list[dict[str, Any]]:
-    """Return the row of a stream, or nothing if it was deleted, or its first commit never came."""
-    found = []
-    for part in await stream.parts():
-        with suppress(NotOffloaded):
-            found.append((part, await _look_at(stream.catalogue, part.name)))
-    if len(found) < 2:
-        return [document for _, document in found]
-    documents = [{**document, "part": part.number} for part, document in found]
-    ends = {part.number: _ends(document) for part, document in found}
-    gaps = await stream.gaps_between(ends)
-    return [
-        {
-            **_joined(stream.name, documents),
-            "gaps": len(gaps),
-            "lost_records": lost_records(gaps),
-            "parts": documents,
-        }
-    ]
-
-
-def _ends(document: dict[str, Any]) -> PartEnds:
-    return PartEnds(document["first_offset"], document["next_offset"], document["fragments"])
-
-
-async def _look_at(catalogue: Catalogue, stream: str) -> dict[str, Any]:
-    """Return the columns of the table, and the keys that `sync` prints, for one part alone.
-
-    `newest` is the greatest timestamp of its live messages in milliseconds; None if it has none.
-    """
-    view = await catalogue.view(stream)
-    while True:
-        committed = view.committed
-        try:
-            last_ms, encrypted = await view.last_timestamp_ms(), await is_encrypted(view)
-        except Absent:
-            view = await catalogue.view(stream)
-            # The group of the first view may have been trimmed or replaced since, and swept. If the newest
-            # view is the same one, the group is lost.
-            if view.committed.version == committed.version:
-                raise
-        else:
-            return {
-                **totals(committed.stream, committed),
-                **stored_totals(committed),
-                "newest": last_ms,
-                "encrypted": encrypted,
-            }
-
-
-def _joined(stream: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of a stream with these parts."""
-    whole = joined_totals(stream, parts)
-    return {
-        **whole,
-        "ratio": ratio_of(whole["bytes"], whole["stored_bytes"]),
-        "codecs": [*dict.fromkeys(codec for part in parts for codec in part["codecs"])],
-        "newest": max((part["newest"] for part in parts if part["newest"] is not None), default=None),
-        "encrypted": any(part["encrypted"] for part in parts),
-    }
-
-
-def _printed(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as a line of `offload ls --json`."""
-    printed = {**row, "newest": None if row["newest"] is None else iso_of(row["newest"])}
-    return printed | ({"parts": [_printed(part) for part in row["parts"]]} if "parts" in row else {})
 
 
 def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:

@@ -11,7 +11,6 @@ import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.lines import Format
 from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
 from offload.cli.kit.output import print_note
 from offload.cli.kit.reading import (
@@ -32,6 +31,7 @@ from offload.read import joined
 from offload.read.batches import PartRun
 from offload.read.chunk_filter import ChunkFilter
 from offload.read.reader import IN_FLIGHT, Messages, StreamReader
+from offload.showing.lines import Format
 from offload.two_sides.choice import ReadPriority
 
 _Until = AtOffset | AtTime | PartOffset | None

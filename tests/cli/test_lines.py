@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from offload_rabbitmq.decoder import AmqpDecoder
 
 from offload.cli.kit import message_output
-from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.contracts.decoder import Decoded, Decoder
 from offload.formats.records import RecordRun
 from offload.model.position import iso_of
 from offload.model.record_columns import RecordBytes
 from offload.model.value_text import value_text
 from offload.read.batches import PartRun
+from offload.showing.lines import Format, message_lines, renderer
 
 
 def run_of(bodies: Sequence[bytes], *, offset: int = 0, timestamp_ms: int = 0) -> RecordRun:

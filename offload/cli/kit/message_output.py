@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from offload.cli.kit.lines import Format, message_lines, renderer
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.state import CommandContext
 from offload.contracts.decoder import Decoder
 from offload.formats.records import RecordRun
 from offload.read.batches import PartRun
 from offload.read.chunk_filter import ChunkFilter
+from offload.showing.lines import Format, message_lines, renderer
 
 __all__ = ["MessageOutput", "decoder_or_raw"]
 

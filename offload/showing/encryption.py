@@ -1,4 +1,4 @@
-"""Encryption as `ls` and `inspect` show it. Nothing here needs a key service.
+"""The encryption of a stream, as people are shown it. Nothing here needs a key service.
 
 Invariant: a lost key is shown, and is no error: `offload verify` reports it.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from offload.cli.kit.output import counted
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.ground.errors import Absent
 from offload.ground.tasks import run_each
@@ -21,7 +20,9 @@ from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import listed_keys, search_key
 from offload.native.layout_check import native_or_none
 
-TAILS_AT_ONCE: Final = 16
+__all__ = ["ShownKey", "is_encrypted", "keys_of", "keys_of_fragments"]
+
+_TAILS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,6 @@ class ShownKey:
             "generation": self.generation,
             "copies": self.copies,
         }
-
-    def __str__(self) -> str:
-        kind = "its own" if self.own else "shared"
-        master = "damaged" if self.label is None else f"master key {self.label} ({kind})"
-        return f"{self.uid}  {master}, generation {self.generation}, {counted(self.copies, 'copy', 'copies')}"
 
 
 async def is_encrypted(view: StreamView) -> bool:
@@ -97,5 +93,5 @@ async def keys_of_fragments(
             found[entry] = (await load_tail(objects.store, committed, entry)).wrapped_key[0]
 
     if objects is not None:
-        await run_each(read, [entry for entry in entries if entry.encrypted], at_once=TAILS_AT_ONCE)
+        await run_each(read, [entry for entry in entries if entry.encrypted], at_once=_TAILS_AT_ONCE)
     return found
