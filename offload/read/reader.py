@@ -68,7 +68,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class _PartRead(Protocol[T_co]):
+class _ReadHere(Protocol[T_co]):
     """A method that reads one part."""
 
     def __call__(
@@ -283,7 +283,7 @@ class StreamReader:
         return self._through(StreamReader.chunks_here, start, None, rows_of)
 
     def _through(
-        self, read: _PartRead[T], start: int | PartOffset, until: PartOffset | None, rows_of: RowChoice | None
+        self, read: _ReadHere[T], start: int | PartOffset, until: PartOffset | None, rows_of: RowChoice | None
     ) -> AsyncGenerator[T, None]:
         check_place(start)
 
@@ -340,7 +340,7 @@ class StreamReader:
 
     async def _followed(
         self,
-        read: _PartRead[T],
+        read: _ReadHere[T],
         start: int | PartOffset,
         until: Position | PartOffset | None,
         rows_of: RowChoice | None,
