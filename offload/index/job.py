@@ -1,4 +1,4 @@
-"""Indexing a stream: build what is not indexed, merge small objects, and delete what is unused.
+"""Indexing a stream: check the objects, build what is not indexed, merge small ones, delete what is unused.
 
     stopped                  left behind                        cured by
     before a put             nothing                            the next run
@@ -6,6 +6,10 @@
 
 Two processes may index one stream at the same time. Both store objects of the same offsets, and the rules
 choose the same ones (`index.rules`). A reader needs no order of puts and deletes: what it misses, it scans.
+
+The header and the directory of each object that counts are checked, by two requests for most. A damaged
+object is deleted, and what it covered is indexed again. Damaged rows are found by a merge, by a lookup of
+their terms, and by `verify`, which reads all of them.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ from offload.contracts.decoder import Decoder
 from offload.formats.keys import IndexName, StreamKeys
 from offload.ground.env import Env
 from offload.ground.errors import Corrupt, Denied, NotFound, StoreDenied
+from offload.ground.tasks import run_each
 from offload.index.build import Built, build_range, index_folder_of
 from offload.index.merge import merge
-from offload.index.objects import IndexObject, list_indexes
+from offload.index.objects import IndexObject, check_index, list_indexes
 from offload.index.ranges import build_ranges, merge_ranges
 from offload.index.rules import Judged, judged, merges, uncovered
 from offload.index.terms import Spec
@@ -34,6 +39,7 @@ from offload.read.reader import StreamReader
 
 __all__ = ["IndexReport", "index", "index_part", "unindexed"]
 
+CHECKS_AT_ONCE: Final = 8
 MERGED_RANGES_SIZE_BYTES_MAX: Final = 8 * 2**20
 
 
@@ -63,7 +69,7 @@ class IndexReport:
     next_offset: int = 0
     """The first offset that was not indexed."""
     damages: list[Corrupt] = field(default_factory=list)
-    """Damage of index objects. They were deleted, and the next run indexes what they covered."""
+    """Damage of index objects. They were deleted, and what they covered was indexed again."""
 
     def as_json(self) -> dict[str, object]:
         """Return a line of `offload index --json`."""
@@ -80,11 +86,13 @@ async def index(
     spec: Spec,
     decoder: Decoder,
     *,
+    is_checked: bool = True,
     env: Env | None = None,
     progress: OnIndexed = lambda report: None,
 ) -> AsyncGenerator[IndexReport, None]:
     """Index what is committed of a stream and not indexed, in all of its parts. Yield a report of each part.
 
+    With `is_checked`, damaged objects are found first, by a request or two for each object.
     Safe beside writers, readers, sweeps and other runs. A run that is killed keeps the objects that it
     stored. Calls `progress` from time to time. Close the generator.
 
@@ -95,7 +103,7 @@ async def index(
     await tier.open()
     for number, view in await WholeStream(tier, stream).views():
         reader = StreamReader(tier, view.committed, part=number)
-        yield await index_part(tier, reader, spec, decoder, env=env, progress=progress)
+        yield await index_part(tier, reader, spec, decoder, is_checked=is_checked, env=env, progress=progress)
 
 
 async def index_part(
@@ -104,6 +112,7 @@ async def index_part(
     spec: Spec,
     decoder: Decoder,
     *,
+    is_checked: bool = True,
     env: Env | None = None,
     progress: OnIndexed = lambda report: None,
 ) -> IndexReport:
@@ -111,19 +120,25 @@ async def index_part(
     env, name = env or Env(), reader.manifest.stream
     run = _Indexing(tier, name, spec, env, IndexReport(name))
     state = await run.look()
-    reader = StreamReader(tier, state.root, part=reader.part)
-    for offsets in state.uncovered:
-        build = build_ranges if spec.is_of_ranges else build_range
-        built = build(tier.store, reader, spec, decoder, begin=offsets.start, end=offsets.stop, env=env)
-        async with aclosing(built):
-            async for each in built:
-                run.add(each)
-                progress(run.report)
-    if run.report.built:
+    if is_checked and await run.drop_damaged(state):
         state = await run.look()
-    while await run.merge(state):
-        progress(run.report)
-        state = await run.look()
+    end = state.root.next_offset
+    for _ in range(2):  # twice if a merge meets damage, and deletes the object
+        reader = StreamReader(tier, state.root, part=reader.part)
+        for left in state.uncovered(end):
+            build = build_ranges if spec.is_of_ranges else build_range
+            built = build(tier.store, reader, spec, decoder, begin=left.start, end=left.stop, env=env)
+            async with aclosing(built):
+                async for each in built:
+                    run.add(each)
+                    progress(run.report)
+        if run.report.built:
+            state = await run.look()
+        while await run.merge(state):
+            progress(run.report)
+            state = await run.look()
+        if not state.uncovered(end):
+            break
     await run.delete_unused(state)
     return run.report
 
@@ -131,7 +146,7 @@ async def index_part(
 async def unindexed(tier: ObjectStoreOffloader, stream: str, spec: Spec) -> tuple[Manifest, list[range]]:
     """Return the newest root of one part, and its offsets that are not indexed. Raises as `index` does."""
     state = await _Indexing(tier, stream, spec, Env(), IndexReport(stream)).look()
-    return state.root, state.uncovered
+    return state.root, state.uncovered(state.root.next_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +157,9 @@ class _State:
     objects: dict[IndexName, IndexObject]
     judged: Judged
 
-    @property
-    def uncovered(self) -> list[range]:
-        """The committed offsets that are not indexed."""
-        return uncovered(self.judged.used, self.root.first_offset, self.root.next_offset)
+    def uncovered(self, end: int) -> list[range]:
+        """Return the committed offsets before `end` that are not indexed."""
+        return uncovered(self.judged.used, self.root.first_offset, min(end, self.root.next_offset))
 
 
 @dataclass(slots=True)
@@ -173,6 +187,25 @@ class _Indexing:
         self.report.bytes += built.size_bytes
         self.report.next_offset = built.name.next_offset
 
+    async def drop_damaged(self, state: _State) -> bool:
+        """Delete the objects whose header or directory is damaged. Return whether there were any."""
+
+        async def check(name: IndexName) -> None:
+            try:
+                await check_index(state.objects[name], reads_rows=False)
+            except NotFound:  # another process merged it
+                pass
+            except Corrupt as damage:
+                await self._drop(damage)
+
+        await run_each(check, state.judged.used, at_once=CHECKS_AT_ONCE)
+        return bool(self.report.damages)
+
+    async def _drop(self, damage: Corrupt) -> None:
+        """Delete a damaged object, which is of no use to anybody."""
+        self.report.damages.append(damage)
+        await self.tier.store.delete([damage.where])
+
     async def merge(self, state: _State) -> bool:
         """Merge each eight neighbours of a class. Return whether there were any: look again then."""
         most = self.tier.store.capabilities.put_size_bytes_max
@@ -189,9 +222,7 @@ class _Indexing:
             except Corrupt as damage:
                 if damage.where not in {each.key for each in inputs}:
                     raise
-                # It is of no use to anybody. The next run indexes what it covered.
-                self.report.damages.append(damage)
-                await self.tier.store.delete([damage.where])
+                await self._drop(damage)
                 continue
             self.report.merged += 1
             self.report.merged_rows += made.rows
@@ -205,7 +236,7 @@ class _Indexing:
         used = [state.objects[name] for name in state.judged.used]
         self.report.deleted = len(unused)
         self.report.objects, self.report.size_bytes = len(used), sum(each.size_bytes for each in used)
-        left = state.uncovered
+        left = state.uncovered(state.root.next_offset)
         self.report.next_offset = left[0].start if left else state.root.next_offset
 
 

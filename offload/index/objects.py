@@ -86,6 +86,12 @@ class IndexObject:
         raw = await self._get(shape.header_start, INDEX_OBJECT_HEADER.size_bytes)
         check_index_header(raw, self.stream, self.name, shape)
 
+    async def directories(self) -> AsyncGenerator[tuple[int, Directory], None]:
+        """Yield all checked entries in pieces, each with the number of its first bucket. Close it."""
+        shape = self.shape
+        for first in range(0, shape.buckets, BUCKETS_AT_ONCE):
+            yield first, await self.directory(first, min(first + BUCKETS_AT_ONCE, shape.buckets))
+
     async def rows(self, directory: Directory, first: int) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
         """Yield the rows of these buckets, of which `first` is the first, in order and in pieces. Close it.
 
@@ -111,12 +117,11 @@ class IndexObject:
 
     async def all_rows(self) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
         """Yield all rows in order, in pieces. Close it."""
-        shape = self.shape
-        for first in range(0, shape.buckets, BUCKETS_AT_ONCE):
-            directory = await self.directory(first, min(first + BUCKETS_AT_ONCE, shape.buckets))
-            async with aclosing(self.rows(directory, first)) as pieces:
-                async for piece in pieces:
-                    yield piece
+        async with aclosing(self.directories()) as directories:
+            async for first, directory in directories:
+                async with aclosing(self.rows(directory, first)) as pieces:
+                    async for piece in pieces:
+                        yield piece
 
     def _check_order(
         self, hashes: Hashes, offsets: Offsets, last: tuple[int, int], buckets: range, at: int
@@ -159,13 +164,17 @@ def _pieces(edges: npt.NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
         bucket = stop
 
 
-async def check_index(one: IndexObject) -> None:
-    """Read an index object whole, and check all that its format promises. Raises `Corrupt` and `NotFound`."""
+async def check_index(one: IndexObject, *, reads_rows: bool = True) -> None:
+    """Check all that the format of an index object promises, or all but the rows, which are most of it.
+
+    Ranges are small, and one checksum covers all of them, so they are always read.
+    Raises `Corrupt`, `NotFound`, and `UnsupportedFormat` for an object of a newer version.
+    """
     if one.name.has_ranges:
         decode_ranges(await one.whole(), one.stream, one.name)
         return
     await one.check_header()
-    async with aclosing(one.all_rows()) as pieces:
+    async with aclosing(one.all_rows() if reads_rows else one.directories()) as pieces:
         async for _ in pieces:
             pass
 

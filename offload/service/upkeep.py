@@ -32,6 +32,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Final
 
 from offload.contracts.decoder import Decoder
@@ -58,8 +59,8 @@ JITTER: Final = 0.1
 FRAGMENTS_MIN: Final = 8
 """The fewest fragments that are merged into one: a merge copies all their bytes, so it has to be worth it."""
 
-INDEX_LOOK_SECONDS: Final = 86_400.0
-"""How long an index of a stream without new data is not looked at. An index object may be lost meanwhile."""
+INDEX_CHECK_SECONDS: Final = 86_400.0
+"""How often the objects of an index are checked, also if the stream has no new data."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Upkeep:
     _noted: set[str] = field(default_factory=set)
     """The notes about timestamps in the future that are in the log."""
     _indexed: dict[tuple[str, Spec], tuple[object, float]] = field(default_factory=dict)
-    """The end of a stream that is indexed as far as that, and when that was looked up."""
+    """The end of a stream that is indexed as far as that, and when the index was checked."""
 
     def __post_init__(self) -> None:
         self._clock = ClockGuard(self.env)
@@ -256,11 +257,13 @@ class Upkeep:
         for stream in self.led():
             for spec in map(Spec.parse, self.config.of(stream).index):
                 now, end = self.env.monotonic(), ends.get(stream)
-                known, looked = self._indexed.get((stream, spec), (None, 0.0))
-                if end is not None and known == end and now - looked < INDEX_LOOK_SECONDS:
+                known, checked = self._indexed.get((stream, spec), (None, -inf))
+                is_checked = now - checked >= INDEX_CHECK_SECONDS
+                if end is not None and known == end and not is_checked:
                     continue
                 tier = native(self.tier_for(stream), to="index")
-                parts = index(tier, stream, spec, self.decoder(spec.decoder), env=self.env)
+                decoder = self.decoder(spec.decoder)
+                parts = index(tier, stream, spec, decoder, is_checked=is_checked, env=self.env)
                 is_whole = True
                 try:
                     async with aclosing(parts):
@@ -268,7 +271,7 @@ class Upkeep:
                             is_whole = is_whole and not one.damages
                             tally.add(one.built + one.merged, one.bytes, next(iter(one.damages), None))
                     if is_whole:
-                        self._indexed[stream, spec] = end, now
+                        self._indexed[stream, spec] = end, now if is_checked else checked
                 except StoreDenied:  # every other stream would be denied too
                     raise
                 except OffloadError as error:

@@ -13,7 +13,7 @@ from index_world import BY, KEYS, IndexWorld, Keyed, make_small, run
 from kit.world import STREAM
 
 from offload import Corrupt, Denied, MemoryHandle, Misuse, StreamDeleted, StreamWriter, build_chunk
-from offload.formats.index_object import IndexWriter
+from offload.formats.index_object import IndexShape, IndexWriter
 from offload.formats.keys import IndexName, StreamKeys
 from offload.index import rules
 from offload.index.find import FindReport, find
@@ -171,6 +171,37 @@ def test_sound_checksums_of_a_stranger_prove_no_order(
         assert await world.find("a", report=report) == await world.having("a")
         assert (len(report.damages), report.scanned) == (1, 2)
         assert [each.what for each in (await verify(world.others())).damages] == ["index rows"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("at", ["header", "directory", "size", "rows"])
+@pytest.mark.usefixtures("small")
+def test_a_run_indexes_again_what_a_damaged_object_covers(world: IndexWorld, at: str) -> None:
+    """Damaged rows are met by the merge of this run. Nothing else of an index reads all of them."""
+
+    async def main() -> None:
+        records = [["a"], ["b"], ["a"], ["c"]]
+        await world.append(records)
+        await world.index()
+        [key] = world.indexes
+        if at == "rows":
+            await world.append(records)
+            await world.index()
+            await world.append(records)
+        shape = IndexShape.of_size(len(world.objects[key]), where=key)
+        if at == "size":
+            world.objects[key] = world.objects[key][:-1]
+        else:
+            world.flip(key, {"header": shape.size_bytes, "directory": shape.header_start, "rows": 1}[at] - 1)
+
+        [report] = await world.index()
+
+        [damage] = report.damages
+        assert (damage.where, key in world.objects) == (key, False)
+        read = FindReport()
+        assert await world.find("a", report=read) == await world.having("a")
+        assert (read.scanned, read.damages) == (0, [])
 
     run(main())
 

@@ -61,8 +61,7 @@ class IndexedStream(RuleBasedStateMachine):
         names = self.world.names
         found = judged(names, manifest)
         assert not found.unused
-        if not self.world.reports[0].damages:
-            assert uncovered(found.used, manifest.first_offset, manifest.next_offset) == []
+        assert uncovered(found.used, manifest.first_offset, manifest.next_offset) == []
         if not self.is_damaged:
             report = FindReport()
             run(self.world.find("a", report=report))

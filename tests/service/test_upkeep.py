@@ -24,7 +24,7 @@ from offload.index.find import FindReport, find
 from offload.index.terms import Spec
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
-from offload.service.upkeep import FRAGMENTS_MIN, INDEX_LOOK_SECONDS, Upkeep
+from offload.service.upkeep import FRAGMENTS_MIN, INDEX_CHECK_SECONDS, Upkeep
 from offload.store.faults import FaultyStore
 from offload.upkeep.clock import CLOCK_AHEAD_SECONDS_MAX
 from offload.upkeep.parts import trim_parts
@@ -375,7 +375,7 @@ def test_the_index_of_a_stream_without_new_data_costs_no_request_for_a_day() -> 
     async def scenario() -> None:
         world, requests = World(index="10m"), list[int]()
         await world.grow(1)
-        for seconds in (0, 600, INDEX_LOOK_SECONDS):
+        for seconds in (0, 600, INDEX_CHECK_SECONDS):
             world.clock.now += seconds
             before = world.kept.metrics.requests.total()
             done = await world.run_once()

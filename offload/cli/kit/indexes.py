@@ -47,7 +47,7 @@ def tell_index(one: IndexReport, *, json: bool) -> None:
     if one.records and not one.rows:
         print_note(f"stream {one.stream!r}: {no_value(one.records)}")
     for damage in one.damages:
-        print_error(damage, advice="; the index object was deleted: run the same command again")
+        print_error(damage, advice="; the index object was deleted, and what it covered was indexed again")
 
 
 def no_value(records: int) -> str:

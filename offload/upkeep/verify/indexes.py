@@ -29,7 +29,7 @@ async def judge_index(
     level: VerifyLevel,
     report: VerifyReport,
 ) -> None:
-    """Judge one index object. At the level `bytes` it is read whole, below it only its header.
+    """Judge one index object. Below the level `bytes`, its rows are not read.
 
     Raises `RootsLost` if the object was made on a root above the newest one, and `Corrupt` if it is damaged.
     """
@@ -43,7 +43,5 @@ async def judge_index(
     one = IndexObject(store, log.stream, name, listed.size_bytes)
     report.objects += 1
     with suppress(NotFound):  # merged or swept since it was listed
-        # Ranges are small, and one checksum covers all of them.
-        is_whole = level is VerifyLevel.BYTES or name.has_ranges
-        await (check_index(one) if is_whole else one.check_header())
+        await check_index(one, reads_rows=level is VerifyLevel.BYTES)
     report.bytes += one.reads.bytes
