@@ -78,6 +78,8 @@ class SegmentHandle(MemoryHandle):
         data = bytearray(b"".join(self._segment.chunks)[start : start + int(rows["size_bytes"].sum())])
         for row in rows:
             if int(row["offset"]) in self._disk.damaged:
+                if self._disk.refuses_damage:
+                    raise Corrupt("record", self.where, expected="a sound one", found="another")
                 end = int(row["position"]) - start + int(row["size_bytes"])
                 if end <= len(data):
                     data[end - 1] ^= 1
@@ -105,6 +107,8 @@ class Disk(SourceStream):
     epoch: int = 1
     damaged: set[int] = field(default_factory=set)
     """The offsets of chunks whose bytes are wrong."""
+    refuses_damage: bool = False
+    """True for a source that checks its records, and refuses all chunks of a read because of one."""
     before_read: tuple[int, Callable[[], Awaitable[None]] | None] = (0, None)
     """An offset, and what happens before the next read that begins there."""
     committed_offset: int | None = None

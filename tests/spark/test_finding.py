@@ -317,14 +317,24 @@ def test_spark_indexes_a_tier_in_parallel_and_finds_a_message_by_its_id(
         assert opened.load_manifest("tiny").version == versions
 
 
-def test_an_encrypted_stream_is_not_indexed_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_encrypted_stream_is_reported_by_spark_and_the_others_are_indexed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     url, folder = str(tmp_path / "tier"), tmp_path / "keys"
     folder.mkdir(mode=0o700)
     (folder / "main").touch(mode=0o600)
     (folder / "main").write_bytes(base64.b64encode(bytes(32)))
     keys = f"keyfile:{folder}"
-    made = offload("sync", f"rabbitmq://{osiris_data.DATA}/tiny", url, "--keys", keys, "--encrypt", "main")
+    made = offload("sync", f"rabbitmq://{osiris_data.DATA}/batches", url, "--keys", keys, "--encrypt", "main")
     assert made.code == 0
+    assert offload("sync", f"rabbitmq://{osiris_data.DATA}/tiny", url).code == 0
 
+    every, named = (
+        offload("spark", "index", url, "--by", BY, *each) for each in ([], ["--stream", "batches"])
+    )
+
+    assert (every.code, named.code) == (1, 1)
+    assert [line.partition(":")[0] for line in every.lines] == ["tiny"]
+    assert all("stream 'batches' is encrypted" in each.error for each in (every, named))
     with pytest.raises(Denied, match="is encrypted"):
-        index_by_spark(spark, url, BY)
+        index_by_spark(spark, url, BY, streams=["batches"])

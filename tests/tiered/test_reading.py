@@ -363,20 +363,24 @@ class TestHandOvers:
 
 
 class TestDamage:
-    def test_a_damaged_chunk_on_disk_is_read_on_the_tier_and_reported(self) -> None:
+    @pytest.mark.parametrize("refuses", [False, True])
+    def test_a_damaged_chunk_on_disk_is_read_on_the_tier_and_reported(self, refuses: bool) -> None:
         async def scenario(world: World) -> None:
             await filled(world)
-            world.disk.damaged = {15}
+            world.disk.damaged, world.disk.refuses_damage = {5}, refuses
             assert await read_all(world) == [*range(30)]
             assert counts(world) == (25, 5)
             assert [damage.stream for damage in world.damage] == [STREAM]
 
         run(scenario)
 
-    def test_a_damaged_chunk_that_only_the_disk_has_ends_the_read_behind_the_sound_ones(self) -> None:
+    @pytest.mark.parametrize("refuses", [False, True])
+    def test_a_damaged_chunk_that_only_the_disk_has_ends_the_read_behind_the_sound_ones(
+        self, refuses: bool
+    ) -> None:
         async def scenario(world: World) -> None:
             await filled(world)
-            world.disk.damaged = {25}
+            world.disk.damaged, world.disk.refuses_damage = {25}, refuses
             assert await read_all(world) == [*range(25)]
             assert isinstance(world.error, Corrupt)
             assert len(world.damage) == 1

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.ground.env import Env
-from offload.ground.errors import NotOffloaded
+from offload.ground.errors import Denied, NotOffloaded, StoreDenied
 from offload.index.build import build_range
 from offload.index.job import IndexReport, index_part, unindexed
 from offload.index.terms import Spec
@@ -46,13 +46,15 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     task_size_bytes: int = TASK_SIZE_BYTES,
     progress: Callable[[str, int], None] = lambda stream, next_offset: None,
+    refused: Callable[[Denied], None] = lambda error: None,
 ) -> list[IndexReport]:
     """Index all streams of a tier, or the named ones, by a SPEC. Return a report of each part of a stream.
 
     Each report counts what the driver did behind the tasks, and the index as it is now. Calls `progress` with
     the name of a part, and with the offset up to which it is indexed, after each wave of tasks. Raises as
-    `offload.index.job.index`, and the error of a task, wrapped by Spark. Needs a classic session, not a
-    Connect session.
+    `offload.index.job.index`, and the error of a task, wrapped by Spark. An encrypted stream that was not
+    named is passed over, and `refused` is called with its error. Needs a classic session, not a Connect
+    session.
     """
     spec, plugins = Spec.parse(by), Plugins.find()
     decoder = decoder_named(spec.decoder, plugins)
@@ -63,19 +65,21 @@ def index(
         objects = native(tier.offloader, to="index")
         for stream in streams or [each.name for each in tier.run(grouped(tier.catalogue))]:
             try:
-                views = tier.run(WholeStream(tier.catalogue, stream).views())
-            except NotOffloaded:
-                if streams:
+                for number, view in tier.run(WholeStream(tier.catalogue, stream).views()):
+                    name = view.committed.stream
+                    tasks = iter(tier.run(_tasks(tier, name, number, spec, task_size_bytes)))
+                    while wave := [*islice(tasks, wave_size)]:
+                        spark.sparkContext.parallelize(wave, len(wave)).foreach(
+                            partial(_index, address, spec)
+                        )
+                        progress(name, wave[-1][-1].until)
+                    reader = StreamReader(objects, view.committed, part=number)
+                    reports.append(tier.run(index_part(objects, reader, spec, decoder)))
+            except (NotOffloaded, Denied) as error:
+                if streams or isinstance(error, StoreDenied):
                     raise
-                continue  # it was deleted
-            for number, view in views:
-                name = view.committed.stream
-                tasks = iter(tier.run(_tasks(tier, name, number, spec, task_size_bytes)))
-                while wave := [*islice(tasks, wave_size)]:
-                    spark.sparkContext.parallelize(wave, len(wave)).foreach(partial(_index, address, spec))
-                    progress(name, wave[-1][-1].until)
-                reader = StreamReader(objects, view.committed, part=number)
-                reports.append(tier.run(index_part(objects, reader, spec, decoder)))
+                if isinstance(error, Denied):  # it is encrypted. Otherwise it was deleted
+                    refused(error)
     return reports
 
 
