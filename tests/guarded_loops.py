@@ -271,25 +271,37 @@ def check_match(loops: Loops, draw: random.Random, data: bytes, view: memoryview
     assert got == plain_match(data, starts, stops, steps), (told, starts, stops, steps)
 
 
+EDGES_OF_UTF8 = [
+    *(chr(point).encode() for point in (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF)),
+    *(
+        bytes.fromhex(text)
+        for text in ("80", "c0af", "c1bf", "e09fbf", "eda080", "f08fbfbf", "f4908080", "f5")
+    ),
+    b"plain text",
+]
+"""Characters at both ends of each length, and the bytes beside them that are no characters."""
+
+
 def check_quote(loops: Loops, draw: random.Random, view: memoryview, told: object) -> None:
-    """Quote values of bytes that JSON escapes, mostly, up to the end of the data."""
-    alphabet = draw.choice([b"\x01", b'\\"\x1f\x00\n abc\xc3'])
-    data = bytes(draw.choice(alphabet) for _ in range(draw.randrange(40)))
+    """Quote values of bytes that JSON escapes, and of characters whole and cut, up to the end of the data."""
+    alphabet = draw.choice([[b"\x01"], [bytes([byte]) for byte in b'\\"\x1f\x00\n abc\xc3'], EDGES_OF_UTF8])
+    data = b"".join(draw.choice(alphabet) for _ in range(draw.randrange(40)))
     view[len(view) - len(data) :] = data
     view = view[len(view) - len(data) :]
     rows = draw.randrange(9)
     starts, sizes = near(draw, data, rows), near(draw, data, rows)
     is_within = all(a >= 0 and b >= 0 and a + b <= len(data) for a, b in zip(starts, sizes, strict=True))
     try:
-        edges, out, is_beyond = loops.quote(np.frombuffer(view, np.uint8), np.array(starts), np.array(sizes))
+        edges, out, is_broken = loops.quote(np.frombuffer(view, np.uint8), np.array(starts), np.array(sizes))
     except ValueError:
         assert not is_within, told
         return
     assert is_within, told
     for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         value = data[start : start + size]
-        assert is_beyond[row] == (not value.isascii()), told
-        assert out[edges[row] : edges[row + 1]].tobytes() == b'"' + plain_text(value) + b'"', told
+        assert is_broken[row] == (not is_utf8(value)), told
+        quoted = b"" if is_broken[row] else b'"' + plain_text(value) + b'"'
+        assert out[edges[row] : edges[row + 1]].tobytes() == quoted, told
 
 
 Part = tuple[list[int], list[int]] | None

@@ -5,7 +5,7 @@ Each function returns what the Python function of its docstring returns for one 
 
 from __future__ import annotations
 
-import base64
+from binascii import b2a_base64
 from enum import IntEnum
 from json.encoder import encode_basestring
 from typing import Any, Final
@@ -72,6 +72,7 @@ _UUID_PARTS: Final = ((0, 0, 4), (9, 4, 6), (14, 6, 8), (19, 8, 10), (24, 10, 16
 """Position in the text, and the bytes whose digits are there."""
 
 _QUOTE, _BACKSLASH, _FIRST_PRINTED, _FIRST_BEYOND_ASCII = 0x22, 0x5C, 0x20, 0x80
+_PADDING: Final = ord("=")
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
@@ -192,35 +193,38 @@ def json_strings(values: ValuePool) -> ByteColumn:
     if not count:
         return ByteColumn(np.zeros(1, np.int64), np.zeros(0, np.uint8))
     loops = compiled_loops()
-    strings, odd = _quoted_by_numpy(values) if loops is None else _quoted_by_loop(loops, values)
+    strings, odd, binary = _quoted_by_numpy(values) if loops is None else _quoted_by_loop(loops, values)
     if not len(odd):
         return strings
-    texts = ByteColumn.of([_json_string(value) for value in _listed(values.of_rows(odd))])
     builder = RowBuilder(count)
-    builder.add(odd, [ValuePool.of(texts)])
+    builder.add(binary, [b'"', ValuePool.of(_base64(values.of_rows(binary))), b'","encoding":"base64"'])
+    escaped = np.setdiff1d(odd, binary, assume_unique=True)
+    texts = ByteColumn.of([_json_string(value) for value in _listed(values.of_rows(escaped))])
+    builder.add(escaped, [ValuePool.of(texts)])
     plain = np.setdiff1d(np.arange(count), odd, assume_unique=True)
     if len(plain):
         builder.add(plain, [ValuePool.of(strings).of_rows(plain)])
     return builder.column()
 
 
-def _quoted_by_loop(loops: Loops, values: ValuePool) -> tuple[ByteColumn, Integers]:
-    """Return values as JSON strings, and the rows for which they are wrong."""
-    edges, quoted, is_beyond = loops.quote(values.data, values.starts, values.sizes)
-    strings = ByteColumn(edges, quoted)
-    return strings, broken_rows(strings) if is_beyond.any() else _NO_ROWS
+def _quoted_by_loop(loops: Loops, values: ValuePool) -> tuple[ByteColumn, Integers, Integers]:
+    """Return values as JSON strings, the rows that have another text, and which of these are no UTF-8."""
+    edges, quoted, is_broken = loops.quote(values.data, values.starts, values.sizes)
+    broken = np.flatnonzero(is_broken)
+    return ByteColumn(edges, quoted), broken, broken
 
 
-def _quoted_by_numpy(values: ValuePool) -> tuple[ByteColumn, Integers]:
+def _quoted_by_numpy(values: ValuePool) -> tuple[ByteColumn, Integers, Integers]:
     """As `_quoted_by_loop`."""
     # A separator that JSON would escape is not in the values, if they are plain.
     lines = _lines(values)
     odd = odd_rows(lines, controls=2)
-    if len(odd):
-        sizes = values.sizes.copy()
-        sizes[odd] = 0
-        lines = _lines(ValuePool(values.data, values.starts, sizes))
-    return _quoted(lines), odd
+    if not len(odd):
+        return _quoted(lines), odd, odd
+    sizes = values.sizes.copy()
+    sizes[odd] = 0
+    lines = _lines(ValuePool(values.data, values.starts, sizes))
+    return _quoted(lines), odd, odd[broken_rows(_lines(values.of_rows(odd)))]
 
 
 def _lines(values: ValuePool) -> ByteColumn:
@@ -267,10 +271,19 @@ def _quoted(lines: ByteColumn) -> ByteColumn:
 
 
 def _json_string(value: bytes) -> bytes:
-    try:
-        return encode_basestring(value.decode()).encode()
-    except UnicodeDecodeError:
-        return b'"%s","encoding":"base64"' % base64.b64encode(value)
+    return encode_basestring(value.decode()).encode()
+
+
+def _base64(values: ValuePool) -> ByteColumn:
+    """Return each value in base64, by one call for all: each gets zeros up to a multiple of three bytes."""
+    count, missing = len(values.sizes), -values.sizes % 3
+    zeros = ValuePool(np.zeros(2, np.uint8), np.zeros(count, np.int64), missing)
+    filled = column_of([values, zeros], count)
+    texts = np.frombuffer(bytearray(b2a_base64(filled.data, newline=False)), np.uint8)
+    edges = filled.offsets // 3 * 4
+    for zero in (1, 2):  # the characters that come of zeros alone
+        texts[edges[1:][missing >= zero] - zero] = _PADDING
+    return ByteColumn(edges, texts)
 
 
 def _listed(pool: ValuePool) -> list[bytes]:

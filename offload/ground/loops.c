@@ -329,22 +329,54 @@ int64_t offload_transcribe(const uint8_t *data, int64_t size, const int64_t *sta
     return matched;
 }
 
-/* Write each value as a string of JSON, behind the one before it. `edges` are as in offload_unpack. `room` is the size
-   of `out`. beyond[row] is as in offload_transcribe. Return how many were written: not all if a value is not within
-   `data`, or may not fit. */
-int64_t offload_quote(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *sizes, int64_t rows,
-                      int64_t *edges, uint8_t *out, int64_t room, uint8_t *beyond)
+/* Say whether bytes are UTF-8, as Unicode 15.0 has it in table 3-7: no surrogate, nothing above U+10FFFF, and no
+   character in more bytes than it needs. */
+static int is_utf8(const uint8_t *at, const uint8_t *end)
 {
-    uint8_t *end = out;
+    uint64_t word;
+    while (at < end) {
+        if (end - at >= WORD) {
+            __builtin_memcpy(&word, at, WORD);
+            if (!(word & UINT64_MAX / 255 * 0x80)) {
+                at += WORD;
+                continue;
+            }
+        }
+        uint8_t lead = *at++;
+        if (lead < 0x80)
+            continue;
+        int more = lead < 0xC2 ? 4 : lead < 0xE0 ? 1 : lead < 0xF0 ? 2 : lead < 0xF5 ? 3 : 4;
+        if (more > end - at)
+            return 0;
+        uint8_t least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+        uint8_t most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+        if (more == 4 || *at < least || *at > most)
+            return 0;
+        for (at++; --more; at++)
+            if ((*at & 0xC0) != 0x80)
+                return 0;
+    }
+    return 1;
+}
+
+/* Write each value as a string of JSON, behind the one before it. `edges` are as in offload_unpack. `room` is the size
+   of `out`. A value that is no UTF-8 has broken[row], and nothing is written for it. Return how many were written: not all if a value is not within
+   `data`, or may not fit. */
+int64_t offload_quote_utf8(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *sizes, int64_t rows,
+                      int64_t *edges, uint8_t *out, int64_t room, uint8_t *broken)
+{
+    uint8_t *end = out, beyond = 0;
     edges[0] = 0;
     for (int64_t row = 0; row < rows; row++) {
         int64_t start = starts[row], length = sizes[row];
         if (length < 0 || start < 0 || start > size - length || length * ESCAPE_ROOM > out + room - end - 2)
             return row;
-        beyond[row] = 0;
-        *end++ = '"';
-        end = escape(end, data + start, data + start + length, beyond + row);
-        *end++ = '"';
+        broken[row] = !is_utf8(data + start, data + start + length);
+        if (!broken[row]) {
+            *end++ = '"';
+            end = escape(end, data + start, data + start + length, &beyond);
+            *end++ = '"';
+        }
         edges[row + 1] = end - out;
     }
     return rows;

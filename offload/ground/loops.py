@@ -83,7 +83,7 @@ class Loops:
             *[pointer] * 5, number, pointer,
         ]  # fmt: skip
         self._transcribe.restype = number
-        self._quote = library.offload_quote
+        self._quote = library.offload_quote_utf8
         self._quote.argtypes = [pointer, number, *[pointer] * 2, number, *[pointer] * 2, number, pointer]
         self._quote.restype = number
         self._join = library.offload_join
@@ -205,11 +205,11 @@ class Loops:
     ) -> tuple[_Integers, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         """Write values as strings of JSON.
 
-        Returns the edges of the strings, the strings behind each other, and which of them have bytes that are
-        no ASCII: whether these are UTF-8 is not known. Raises `ValueError` if a value is not within `data`.
+        Returns the edges of the strings, the strings behind each other, and which values are no UTF-8: these
+        have no string. Raises `ValueError` if a value is not within `data`.
         """
         octets, (starts, sizes) = _octets(data), _alike(starts, sizes)
-        edges, beyond = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
+        edges, broken = np.empty(len(starts) + 1, np.int64), np.empty(len(starts), np.bool_)
         for room in _rooms(starts, sizes, len(octets), 2, _ESCAPE_ROOM):
             out = np.empty(room, np.uint8)
             written = self._quote(
@@ -221,10 +221,10 @@ class Loops:
                 edges.ctypes.data,
                 out.ctypes.data,
                 room,
-                beyond.ctypes.data,
+                broken.ctypes.data,
             )
             if written == len(starts):
-                return edges, out[: int(edges[-1])], beyond
+                return edges, out[: int(edges[-1])], broken
         raise ValueError(f"value {written} is not within the data")
 
     def join(self, pieces: Sequence[LoopPiece], places: _Integers, out: npt.NDArray[np.uint8]) -> None:
