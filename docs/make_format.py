@@ -21,7 +21,7 @@ from offload_rabbitmq_s3 import RabbitmqKey
 from offload.formats.anchor import KeyObject, StreamAnchor, TierAnchor
 from offload.formats.blocks import BLOCK_SIZE_BYTES
 from offload.formats.fragment_trailer import CHUNKS_MAX, TRAILER
-from offload.formats.keys import TIER_ANCHOR, IndexName, StreamKeys, escape
+from offload.formats.keys import TIER_ANCHOR, IndexName, NoteName, StreamKeys, escape
 from offload.formats.sealing import TAG_SIZE_BYTES
 from offload.model.entry import EntryKind
 from offload.model.part import StreamPart
@@ -109,6 +109,7 @@ EXAMPLES: Final = {
     "keys": _keys(),
     "escapes": _escapes(),
     "index": _index(),
+    "note": StreamKeys("orders").note(NoteName(escape("group.g1"), INCARNATION, 17)),
     "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
     "compressed_tier_anchor": TierAnchor(compression="zstd:3").encode().decode().rstrip("\n"),
     "key_object": _key_object(),

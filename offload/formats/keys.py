@@ -12,6 +12,7 @@ tier.verified                                                  how far a verify 
 <stream, escaped>/keys/<incarnation>.<uid>.<generation>.key    a key of the stream in that life, wrapped
 <stream, escaped>/keys/<incarnation>.<uid>.<generation>.copy   the second copy of that object
 <stream, escaped>/index/<SPEC, escaped>.<rules>/<name>.index   an index object
+<stream, escaped>/notes/<name, escaped>/<incarnation>.<number>.note     a value of a shared note
 ```
 
 A companion is an object that some program made for a fragment, perhaps later, such as an index by key. Its
@@ -20,6 +21,8 @@ name has at most 8 characters. It lives and dies with its fragment, also if nobo
 An index object's name is `<first>.<next>.<root>.<incarnation>.<uid>`. It covers the offsets from `<first>` to
 before `<next>`, and was made on the root of version `<root>`. Its SPEC is escaped like a stream's name. The
 number `<rules>`, without leading zeros, is the version of the rules by which records give terms.
+
+The name of a shared note is escaped like a stream's name. Its numbers begin at 1, and are below 2^63.
 
 Numbers have 20 decimal digits. Kilo-groups end in `.kgroup`, mega-groups in `.mgroup`.
 
@@ -53,6 +56,8 @@ VERIFY_NOTES: Final = TIER_PREFIX + "verified"
 _STREAM_ANCHOR: Final = "stream.anchor"
 _ROOTS: Final = "metadata/root."
 _KEYS: Final = "keys/"
+_NOTES: Final = "notes/"
+_DECISIVE: Final = (_ROOTS, _KEYS, _NOTES)
 _SIGHTINGS: Final = "metadata/sweep."
 ESCAPED_SIZE_BYTES_MAX: Final = 200
 STREAM_SIZE_BYTES_MAX: Final = 4096
@@ -79,6 +84,10 @@ _INDEX: Final = re.compile(
 )
 RANGES: Final = "ranges="
 """The SPEC of an index of ranges begins with it. No decoder's name has this character."""
+_NOTE: Final = re.compile(
+    r"notes/([A-Za-z0-9_%-]{1,200})/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{20})\.note"
+)
+NOTE_NUMBER_MAX: Final = 2**63 - 1
 INDEX_RECORDS_MAX: Final = 2**32
 """The most offsets that an index object covers: its rows have 32 bits for an offset."""
 
@@ -140,6 +149,15 @@ class IndexName(NamedTuple):
     def has_ranges(self) -> bool:
         """True if the object has ranges (`range_object`), and False if it has terms (`index_object`)."""
         return self.folder.startswith(escape(RANGES))
+
+
+class NoteName(NamedTuple):
+    """The name of one object of a shared note. Names of one note and life are in the order of their keys."""
+
+    folder: str
+    """The escaped name of the note."""
+    incarnation: UUID
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +242,26 @@ class StreamKeys:
             f"{spec}.{rules}", int(first), int(following), int(version), UUID(incarnation), UUID(uid)
         )
         return name if 0 < name.records <= INDEX_RECORDS_MAX else None
+
+    @property
+    def notes(self) -> str:
+        """The prefix of the keys of all shared notes."""
+        return self.prefix + _NOTES
+
+    def notes_of_life(self, folder: str, incarnation: UUID) -> str:
+        """Return the prefix of the keys of one shared note in one life of the stream."""
+        return f"{self.notes}{folder}/{incarnation}."
+
+    def note(self, name: NoteName) -> str:
+        """Return the key of an object of a shared note."""
+        return f"{self.notes_of_life(name.folder, name.incarnation)}{name.number:020d}.note"
+
+    def parse_note(self, key: str) -> NoteName | None:
+        """Return the name, or None if no shared note of this stream can have this key."""
+        match = self._parsed(_NOTE, key)
+        if match is None or not 0 < int(match[3]) <= NOTE_NUMBER_MAX:
+            return None
+        return NoteName(match[1], UUID(match[2]), int(match[3]))
 
     @property
     def stream_keys(self) -> str:
@@ -322,14 +360,14 @@ def shows_a_tier(key: str) -> bool:
 
 
 def is_decisive(key: str) -> bool:
-    """Return True if this object must be created only once: roots, anchors, probes, and the streams' keys.
+    """Return True if this object must be created only once: roots, anchors, probes, streams' keys, and notes.
 
     A tier with a commit store keeps these objects there, and all others on its data store.
     """
     part, slash, rest = key.partition("/")
     if not slash:
         return part.startswith(TIER_PREFIX)
-    return rest.startswith((_ROOTS, _KEYS)) or rest == _STREAM_ANCHOR
+    return rest.startswith(_DECISIVE) or rest == _STREAM_ANCHOR
 
 
 def sides_of(prefix: str) -> tuple[bool, bool]:
@@ -337,6 +375,6 @@ def sides_of(prefix: str) -> tuple[bool, bool]:
     _, slash, rest = prefix.partition("/")
     if not slash:
         return True, True
-    only_decisive = rest.startswith((_ROOTS, _KEYS))
-    some_decisive = only_decisive or any(each.startswith(rest) for each in (_ROOTS, _KEYS, _STREAM_ANCHOR))
+    only_decisive = rest.startswith(_DECISIVE)
+    some_decisive = only_decisive or any(each.startswith(rest) for each in (*_DECISIVE, _STREAM_ANCHOR))
     return some_decisive, not only_decisive

@@ -16,17 +16,20 @@ from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import Sweeper
 from offload.write.job import Job
 from offload.write.writer import StreamWriter
-from simulation import accident, guests, locksmith, owners, people
+from simulation import accident, guests, locksmith, notes, owners, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, Process, World, after
 
 
-def simulate(seed: int, *, owned: bool = False, tell: Callable[[str], None] | None = None) -> Figures:
+def simulate(
+    seed: int, *, owned: bool = False, noted: bool = False, tell: Callable[[str], None] | None = None
+) -> Figures:
     """Run the history of this seed. Raises `Broken` if an invariant is broken.
 
     If `owned`, the stream belongs to two managed ledgers, and the seed gives another history.
+    So it does if `noted`: then processes also change a shared note.
     """
-    return World(seed, owned=owned, tell=tell).run(_live)
+    return World(seed, owned=owned, noted=noted, tell=tell).run(_live)
 
 
 async def _live(world: World) -> None:
@@ -47,6 +50,7 @@ async def _live(world: World) -> None:
         ("shredder", weather.shredders, locksmith.shred_sometimes),
         *((f"owner{number}", 1, owners.own) for number in range(weather.owners)),
         ("guest", weather.guests, guests.contribute),
+        ("keeper", weather.keepers, notes.keep),
     ):
         world.roles[role] = ceil(count), person
     world.go_on()
@@ -79,6 +83,8 @@ async def _finish(world: World) -> None:
     report = await sweeper.sweep()
     assert not any(stream.errors for stream in report.streams)
     await locksmith.check_graves(world)
+    if world.weather.keepers:
+        await notes.check_left(world)
     world.check()
 
 

@@ -98,6 +98,8 @@ class Weather:
     """The number of managed ledgers of the stream. If there are some, only guests append beside them."""
     guests: int = 0
     """The number of processes that append to the stream of owners by jobs."""
+    keepers: int = 0
+    """The number of processes that change a shared note."""
 
     @classmethod
     def of(cls, random: Random) -> Weather:
@@ -221,6 +223,18 @@ class Weather:
             shredders=random.choice((0, 0, 0, 1)),
             kept_seconds=random.choice((0.0, 5.0, 20.0, 300.0)),
             **random.choice(({}, calm)),
+        )
+
+    def with_keepers(self, random: Random) -> Self:
+        """Return this weather for a stream with a shared note. Other processes are few, and sweeps many."""
+        return replace(
+            self,
+            steps=random.choice((300, 600)),
+            keepers=random.choice((3, 4, 6)),
+            writers=1,
+            readers=0,
+            sweepers=random.choice((0, 1, 2)),
+            deletes=random.random() < 0.4,
         )
 
     def with_owners(self, random: Random) -> Self:

@@ -62,6 +62,7 @@ from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
 from simulation.keys import KeyHouse
 from simulation.loop import DirectedLoop
+from simulation.notes import Notebook
 from simulation.owners import Disk, OwnedBroker
 from simulation.store import Crash, Life, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
@@ -235,7 +236,14 @@ class Figures:
 class World:
     """A world, as the module's docstring describes it."""
 
-    def __init__(self, seed: int, *, owned: bool = False, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        owned: bool = False,
+        noted: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.seed = seed
         self.random = Random(seed)
         # These are drawn separately, so they do not change the rest of the draw.
@@ -243,6 +251,9 @@ class World:
         self.weather = weather.on_a_tier(Random(f"{seed}/tier")).with_keys(Random(f"{seed}/keys"))
         if owned:
             self.weather = self.weather.with_owners(Random(f"{seed}/owners"))
+        if noted:
+            self.weather = self.weather.with_keepers(Random(f"{seed}/notes"))
+        self.notebook = Notebook()
         self.tell = tell
         self.disks: dict[str, Disk] = {}
         """The disks of managed ledgers, by role."""

@@ -1,7 +1,7 @@
 """A survey of everything under a stream's prefix, as far as a rebuild needs it.
 
-It reads the tail of each fragment, the names of roots, groups and index objects, and whole sightings and key
-objects.
+It reads the tail of each fragment, the names of roots, groups and index objects, and whole sightings, key
+objects and shared notes.
 
 Invariant: `number` is at least as high as every root number that any object mentions. So a root above it is
 the newest, and it makes the notes of earlier sweeps void (`upkeep.sweep.notes`).
@@ -19,7 +19,7 @@ from offload.commit.log import RootLog
 from offload.commit.rebuild import NUMBER_MAX
 from offload.contracts.store import Listed, ObjectStore
 from offload.formats.checksums import crc32c
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import NoteName, StreamKeys
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
 from offload.ground.errors import Conflict, Corrupt, NotFound, UnsupportedFormat
 from offload.ground.tasks import run_each
@@ -30,6 +30,7 @@ from offload.native.fragment_check import load_own_tail
 from offload.native.fragment_writer import entry_of
 from offload.native.key_objects import decode_key_object
 from offload.native.lost_roots import loss_shown_by_base, loss_shown_by_group
+from offload.native.shared_note import read_note
 
 __all__ = ["OnTails", "Tail", "read_tails"]
 
@@ -158,6 +159,9 @@ class Survey:
         async for listed in self.store.list(self.keys.stream_keys):
             if self.keys.parse_key_object(listed.key):
                 self._mentions(await self._base_of(listed.key), listed.key)
+        async for listed in self.store.list(self.keys.notes):
+            if (note := self.keys.parse_note(listed.key)) is not None:
+                self._mentions(await self._base_of_note(note), listed.key)
         rows = [row async for row in self.store.list(self.keys.data) if self.keys.parse_fragment(row.key)]
         gone = self.found.keys() - {row.key for row in rows}
         if gone:  # a sweep is alive, against the operator's word: what is chosen next may go as well
@@ -193,6 +197,13 @@ class Survey:
         try:
             decode = partial(decode_key_object, keys=self.keys, where=key)
             return (await read_anchor(self.store, key, decode)).base_version
+        except (NotFound, Corrupt, UnsupportedFormat):
+            return 0
+
+    async def _base_of_note(self, name: NoteName) -> int:
+        """Return the root number that a shared note mentions. Returns 0 if no sweep would believe it."""
+        try:
+            return (await read_note(self.store, self.keys.stream, name)).base_version
         except (NotFound, Corrupt, UnsupportedFormat):
             return 0
 

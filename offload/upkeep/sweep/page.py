@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from offload.commit.log import RootLog
 from offload.contracts.store import Listed
-from offload.formats.keys import IndexName, StreamKeys
+from offload.formats.keys import IndexName, NoteName, StreamKeys
 from offload.formats.sighting import KEY_KIND, ROOT_KIND, SIGHTING_ROW, SightingRows, as_bytes
 from offload.ground.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.index.rules import WhyUnused, judged
@@ -29,6 +29,7 @@ from offload.model.position import OFFSET_MAX
 from offload.model.tree import Tree
 from offload.native.anchors import read_anchor
 from offload.native.key_objects import decode_key_object
+from offload.native.shared_note import NOTES_KEPT, read_note
 from offload.upkeep.pages import ListedPage
 
 ROOTS_KEPT: Final = 16
@@ -53,6 +54,7 @@ class Why(StrEnum):
     OWN_KEY = "its own master key still exists; `offload shred` destroys both"
     NEWER_KEY = "written by a newer version of this program"
     INDEX = "an index"
+    SHARED_NOTE = "a shared note"
 
     DROPPED = "its attempt was dropped"
     REPLACED = "replaced by a copy"
@@ -65,6 +67,8 @@ class Why(StrEnum):
     OLD_INDEX = WhyUnused.OLD.value
     TRIMMED_INDEX = WhyUnused.TRIMMED.value
     INNER_INDEX = WhyUnused.WITHIN.value
+    ENDED_NOTE = "a shared note of a deleted life of the stream"
+    OLD_NOTE = "an earlier value of a shared note"
 
 
 STAYS: Final = frozenset(
@@ -82,6 +86,7 @@ STAYS: Final = frozenset(
         Why.OWN_KEY,
         Why.NEWER_KEY,
         Why.INDEX,
+        Why.SHARED_NOTE,
     }
 )
 
@@ -110,9 +115,9 @@ class SweepPage:
     root: Manifest | None = None
     verdicts: list[SweepVerdict] = field(default_factory=list)
     unused: list[SweepVerdict] = field(default_factory=list)
-    """Index objects that no lookup uses. They have no grace: a lookup whose object is gone lists again."""
-    key_bases: list[tuple[int, str]] = field(default_factory=list)
-    """The `base_version` of each sound key object of another life, with its key."""
+    """Index objects and notes that nobody uses. They have no grace: who misses one lists again."""
+    bases: list[tuple[int, str]] = field(default_factory=list)
+    """The `base_version` of each sound key object and note of another life, with its key."""
     _unlisted: list[SightingRows] = field(default_factory=list)
 
     async def load(self) -> None:
@@ -128,7 +133,8 @@ class SweepPage:
         named: dict[int, list[tuple[Listed, bytes]]] = {
             kind: [] for kind in (EntryKind.FRAGMENT, EntryKind.GROUP, ROOT_KIND, KEY_KIND)
         }
-        verdicts, strangers, indexes = list[SweepVerdict](), list[str](), list[Listed]()
+        verdicts, strangers = list[SweepVerdict](), list[str]()
+        indexes, notes = list[Listed](), list[Listed]()
         for row in self.listing.rows:
             name = name_of(self.log.keys, row.key)
             if name is not None:
@@ -140,6 +146,8 @@ class SweepPage:
                 verdicts.append(SweepVerdict(row, Why.NOTE, None))
             elif self.log.keys.parse_index(row.key):
                 indexes.append(row)
+            elif self.log.keys.parse_note(row.key):
+                notes.append(row)
             else:
                 strangers.append(row.key)
         # Without a root nothing was ever committed, and the first commit may be on its way. During a rebuild
@@ -147,14 +155,16 @@ class SweepPage:
         if self.root is None or self.root.state is StreamState.REBUILDING:
             why = Why.NO_ROOT if self.root is None else Why.REBUILDING
             verdicts += [SweepVerdict(row, why, None) for rows in named.values() for row, _ in rows]
-            verdicts += [SweepVerdict(row, why, None) for row in indexes]
+            verdicts += [SweepVerdict(row, why, None) for row in (*indexes, *notes)]
         else:
+            self.bases, self.unused = [], []  # a second judgement, by a newer root, begins again
             tree = self.log.tree(self.root)
             verdicts += await self._judge_fragments(tree, named[EntryKind.FRAGMENT])
             verdicts += await _judge_groups(tree, named[EntryKind.GROUP])
             verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[ROOT_KIND]]
             verdicts += await self._judge_keys(self.root, named[KEY_KIND])
             verdicts += self._judge_indexes(self.root, indexes)
+            verdicts += await self._judge_notes(self.root, notes)
         # Set only here: a tree that could not be read leaves no verdict behind.
         self.verdicts, self.strangers = verdicts, strangers
 
@@ -216,7 +226,6 @@ class SweepPage:
 
     def _judge_indexes(self, root: Manifest, objects: Sequence[Listed]) -> list[SweepVerdict]:
         """Return verdicts on the index objects that stay. The others are `unused` afterwards."""
-        self.unused = []
         names = {row: name for row in objects if (name := self.log.keys.parse_index(row.key)) is not None}
         whys = dict[IndexName, WhyUnused]()
         # Those on another page may cover one of this page. It stays until a larger page shows that.
@@ -232,12 +241,11 @@ class SweepPage:
         self, root: Manifest, objects: Sequence[tuple[Listed, bytes]]
     ) -> list[SweepVerdict]:
         """Return verdicts on key objects. Those of the present life stay, and only the others are read."""
-        self.key_bases = []
         return [SweepVerdict(row, await self._why_key(root, row.key), name) for row, name in objects]
 
     async def _why_key(self, root: Manifest, key: str) -> Why:
         # A key is made on a committed root of its life, and this root was loaded after the key was listed. So
-        # the life of this root is that of the key, or a later one. If roots were lost, `key_bases` shows it.
+        # the life of this root is that of the key, or a later one. If roots were lost, `bases` shows it.
         parsed = self.log.keys.parse_key_object(key)
         if root.state is StreamState.LIVE and parsed is not None and parsed[0] == root.incarnation:
             return Why.KEY
@@ -248,9 +256,36 @@ class SweepPage:
             return Why.ENDED_KEY
         except UnsupportedFormat:
             return Why.NEWER_KEY
-        self.key_bases.append((found.base_version, key))
+        self.bases.append((found.base_version, key))
         # Without the object, nobody would know the label of the master key that `offload shred` destroys.
         return Why.OWN_KEY if found.own else Why.ENDED_KEY
+
+    async def _judge_notes(self, root: Manifest, objects: Sequence[Listed]) -> list[SweepVerdict]:
+        """Return verdicts on the shared notes that stay. The others are `unused` afterwards."""
+        names = {row: name for row in objects if (name := self.log.keys.parse_note(row.key)) is not None}
+        newest = dict[tuple[str, UUID], int]()
+        for folder, life, number in names.values():
+            newest[folder, life] = max(newest.get((folder, life), 0), number)
+        stays = list[SweepVerdict]()
+        for row, name in names.items():
+            why = Why.SHARED_NOTE
+            # A note is made on a committed root of its life, as a key is. The same reasons hold as there.
+            if root.state is not StreamState.LIVE or name.incarnation != root.incarnation:
+                why = await self._why_ended_note(row, name)
+            elif name.number <= newest[name.folder, name.incarnation] - NOTES_KEPT:
+                why = Why.OLD_NOTE
+            (stays if why in STAYS else self.unused).append(SweepVerdict(row, why, None))
+        return stays
+
+    async def _why_ended_note(self, row: Listed, name: NoteName) -> Why:
+        try:
+            found = await read_note(self.log.store, self.log.stream, name)
+            self.bases.append((found.base_version, row.key))
+        except (Corrupt, NotFound):
+            pass
+        except UnsupportedFormat:
+            return Why.NEWER_KEY
+        return Why.ENDED_NOTE
 
 
 def name_of(keys: StreamKeys, key: str) -> bytes | None:

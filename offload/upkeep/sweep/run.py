@@ -374,7 +374,7 @@ def _stop_if_every_stream_would_fail(error: OffloadError) -> None:
 
 
 async def _refuse_if_roots_are_lost(page: SweepPage, going: Sequence[SweepVerdict]) -> None:
-    """Raise `RootsLost` if a group or a key of the page, or a fragment that goes, proves newer roots.
+    """Raise `RootsLost` if a group, a key or a note of the page, or a fragment that goes, proves newer roots.
 
     Roots 6 to 8 may be lost, and 8 named a fragment. By root 5 nothing names it and its attempt does not run.
     Its trailer mentions root 7, which is the only trace of the loss.
@@ -388,8 +388,8 @@ async def _refuse_if_roots_are_lost(page: SweepPage, going: Sequence[SweepVerdic
         loss = index and loss_shown_by_base(page.log, listed.key, index.version, page.root)
         if loss is not None:
             raise loss
-    # A key of a life that only lost roots knew looks like a key of an ended life.
-    version, key = max(page.key_bases, default=(0, ""))
+    # A key or a note of a life that only lost roots knew looks like one of an ended life.
+    version, key = max(page.bases, default=(0, ""))
     if (loss := loss_shown_by_base(page.log, key, version, page.root)) is not None:
         raise loss
     # Only the trailers of what goes: a fragment that stays is still there when its turn comes.

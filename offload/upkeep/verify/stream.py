@@ -39,6 +39,7 @@ from offload.upkeep.pages import ListedPage
 from offload.upkeep.verify.groups import ReadGroups
 from offload.upkeep.verify.indexes import judge_index
 from offload.upkeep.verify.keys import KeyJudge, ReadKeys
+from offload.upkeep.verify.notes import judge_note
 from offload.upkeep.verify.page import NamedHere, named_in
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
 
@@ -91,6 +92,8 @@ class StreamJudge:
                 level=self.level,
                 report=report,
             )
+        elif (note := self.keys.parse_note(key)) is not None:
+            await judge_note(self.store, self.log, key, note, newest=self.newest, report=report)
         elif self.keys.parse_sighting(key) is not None:
             explain(report, key, reason="a sweep's note of what it found; a later sweep uses and removes it")
         else:
