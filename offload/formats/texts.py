@@ -279,7 +279,7 @@ def _base64(values: ValuePool) -> ByteColumn:
     count, missing = len(values.sizes), -values.sizes % 3
     zeros = ValuePool(np.zeros(2, np.uint8), np.zeros(count, np.int64), missing)
     filled = column_of([values, zeros], count)
-    texts = np.frombuffer(bytearray(b2a_base64(filled.data, newline=False)), np.uint8)
+    texts = np.frombuffer(bytearray(b2a_base64(filled.data.data, newline=False)), np.uint8)
     edges = filled.offsets // 3 * 4
     for zero in (1, 2):  # the characters that come of zeros alone
         texts[edges[1:][missing >= zero] - zero] = _PADDING
