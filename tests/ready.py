@@ -57,6 +57,16 @@ class ReadyCommand:
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGKILL)
 
+    @property
+    def stderr(self) -> str:
+        """The text that it has written to stderr so far."""
+        return self._outputs[1].read_text() if self._outputs[1].exists() else ""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGTERM)
+
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it has ended. Raises `subprocess.TimeoutExpired`."""
         if not wait([self._process.sentinel], timeout):

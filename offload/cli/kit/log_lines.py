@@ -23,6 +23,9 @@ from offload.contracts.events import Event
 from offload.ground.errors import OffloadError
 from offload.model.own_names import own_name, with_own_names
 
+__all__ = ["log_events"]
+
+
 LEVELS: Final = {
     "CopyBegun": logging.DEBUG,
     "FragmentUploaded": logging.DEBUG,

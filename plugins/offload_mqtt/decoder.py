@@ -1,0 +1,59 @@
+"""The `mqtt` decoder: records of messages with topics (`topic_record`).
+
+The value is the payload of an MQTT message. The sections are `topic`; `origin`, the offset before the
+messages were sorted; `time_us`, when the message came; and `qos`, `retain` and `dup` as MQTT has them. The
+key is the topic. A record of another format stays raw, and its topic is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from offload.contracts.decoder import Decoded, Decoder
+from offload.model.record_columns import Integers, RecordBytes
+from offload_mqtt.topic_record import RecordFlag, columns_of
+
+__all__ = ["MqttDecoder"]
+
+
+class MqttDecoder(Decoder):
+    """A decoder of records of messages with topics."""
+
+    has_timestamps: ClassVar[bool] = True
+
+    def bodies(self, records: Sequence[bytes]) -> list[bytes]:
+        """Return the payloads."""
+        return columns_of(RecordBytes.of(records)).rests.to_list()
+
+    def decode(self, records: Sequence[bytes]) -> list[Decoded]:
+        """Return payloads and sections."""
+        found = columns_of(RecordBytes.of(records))
+        numbers = zip(found.origins.tolist(), found.times_us.tolist(), found.flags.tolist(), strict=True)
+        return [
+            Decoded(
+                rest,
+                {
+                    "topic": topic.decode(errors="backslashreplace"),
+                    "origin": origin,
+                    "time_us": time_us,
+                    "qos": flags & RecordFlag.QOS,
+                    "retain": bool(flags & RecordFlag.RETAIN),
+                    "dup": bool(flags & RecordFlag.DUP),
+                },
+            )
+            for topic, rest, (origin, time_us, flags) in zip(
+                found.topics, found.rests.to_list(), numbers, strict=True
+            )
+        ]
+
+    def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
+        """Return the topic of each record, if it has one."""
+        return [topic or None for topic in columns_of(RecordBytes.of(records)).topics]
+
+    def timestamps(self, records: RecordBytes) -> Integers:
+        """Return the time at which each message came."""
+        times_us = columns_of(records).times_us
+        times_us[times_us >= 0] //= 1000
+        times_us[times_us < 0] = -1
+        return times_us
