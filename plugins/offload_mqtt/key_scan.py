@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offload_mqtt.structure import Key, Structure, decode_key, encode_key
+from offload_mqtt.structure import Structure, TopicKey, decode_key, encode_key
 from offload_mqtt.topics import ANY, REST, TopicFilter
 
 __all__ = ["KeyPart", "candidates", "constraints", "next_match"]
@@ -48,7 +48,7 @@ class KeyPart:
 ANYTHING: Final = KeyPart(b"")
 
 
-def next_match(parts: Sequence[KeyPart], key: Key) -> Key | None:
+def next_match(parts: Sequence[KeyPart], key: TopicKey) -> TopicKey | None:
     """Return the least key that fits and is not below `key`. None if there is none."""
     for at, part in enumerate(parts):
         if at >= len(key) or key[at] < part.low:
