@@ -1,7 +1,7 @@
 """Queues whose near end is in memory and in a local log, and whose deep end lies on a tier.
 
-`BackingQueue` is the contract of all queues here. `MemoryQueue` is its model, and `PriorityQueue` joins a
-queue for each priority.
+`Vhosts` opens stored queues. `BackingQueue` is the contract of all queues. `MemoryQueue` is its model, and
+`PriorityQueue` joins a queue for each priority.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     )
     from offload_queue.memory_queue import MemoryPlace, MemoryQueue
     from offload_queue.priority_queue import PriorityQueue
+    from offload_queue.restarts import GivenUp, RestartLimit
+    from offload_queue.variable_queue import VariableQueue
+    from offload_queue.vhosts import QueueVhost, Vhosts
 
 __all__ = [
     "BackingQueue",
+    "GivenUp",
     "HeldMessage",
     "MemoryPlace",
     "MemoryQueue",
@@ -32,10 +36,15 @@ __all__ = [
     "PublishedMessages",
     "QueueDelivery",
     "QueueRates",
+    "QueueVhost",
+    "RestartLimit",
+    "VariableQueue",
+    "Vhosts",
 ]
 
 _HOMES = {
     "BackingQueue": "offload_queue.backing_queue",
+    "GivenUp": "offload_queue.restarts",
     "HeldMessage": "offload_queue.backing_queue",
     "MemoryPlace": "offload_queue.memory_queue",
     "MemoryQueue": "offload_queue.memory_queue",
@@ -44,6 +53,10 @@ _HOMES = {
     "PublishedMessages": "offload_queue.backing_queue",
     "QueueDelivery": "offload_queue.backing_queue",
     "QueueRates": "offload_queue.backing_queue",
+    "QueueVhost": "offload_queue.vhosts",
+    "RestartLimit": "offload_queue.restarts",
+    "VariableQueue": "offload_queue.variable_queue",
+    "Vhosts": "offload_queue.vhosts",
 }
 
 if not TYPE_CHECKING:

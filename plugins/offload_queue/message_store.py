@@ -102,6 +102,8 @@ class MessageStore:
         self._index_folder = index_folder
         self.failed: BaseException | None = None
         """The error that ended the store. Every later call raises it."""
+        self.ended = asyncio.Event()
+        """Set when `failed` is."""
         self._waiting = _Batch(log.next_offset)
         self._writing = _Batch(log.next_offset)
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +111,7 @@ class MessageStore:
         self._progress = asyncio.Condition()
         self._checkpoint = -1
         """The offset of the newest state that is durable."""
-        self._is_closed = False
+        self._is_closing = self._is_closed = False
         self.on_change: Callable[[], None] = lambda: None
         """Called when the log has grown."""
         self.log_size_bytes = sum(ledger.size_bytes for ledger in log.ledgers)
@@ -178,17 +180,19 @@ class MessageStore:
         self._waiting.controls.append(control)
         await self._confirm()
 
-    async def checkpoint(self, *, is_clean: bool = False) -> None:
+    async def checkpoint(self) -> None:
         """Append the state, so that nothing before it is needed but messages and acknowledgements."""
-        await self.write(lambda: self.state(is_clean=is_clean))
+        await self.write(self.state)
 
-    def state(self, *, is_clean: bool = False) -> StoreState:
+    def state(self) -> StoreState:
         """Return the state of this moment."""
         queues = [
             QueueState(each.number, each.name, each.places.given, [run.state() for run in each.places.runs])
             for each in self.queues.values()
         ]
-        return StoreState(self.instance, self.moved, self._next_queue, is_clean, queues, list(self.batches))
+        return StoreState(
+            self.instance, self.moved, self._next_queue, self._is_closing, queues, list(self.batches)
+        )
 
     async def room(self) -> None:
         """Wait until a publisher may go on, or raise `NoSpace` if the log is full and refuses."""
@@ -237,8 +241,12 @@ class MessageStore:
 
     def fail(self, error: BaseException) -> None:
         """End the store by an error."""
-        self.failed = self.failed or error
+        self._end(error)
         self._take_back(error)
+
+    def _end(self, error: BaseException) -> None:
+        self.failed = self.failed or error
+        self.ended.set()
 
     def _confirm(self) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -334,7 +342,7 @@ class MessageStore:
     def _failed(self, batch: _Batch, error: OffloadError) -> None:
         """Take back a batch that was not written. A disk that is full may have room later."""
         if not isinstance(error, NoSpace | TryAgain) or self.log.next_offset != batch.base:
-            self.failed = error
+            self._end(error)
         self._take_back(error)
 
     def _take_back(self, error: BaseException) -> None:
@@ -386,7 +394,8 @@ class MessageStore:
         try:
             if self.failed is None:
                 with suppress(OffloadError):
-                    await self.checkpoint(is_clean=True)
+                    self._is_closing = True  # every state from here on is a clean one
+                    await self.checkpoint()
         finally:
             self._is_closed = True
             for task in (self._task, self._later):

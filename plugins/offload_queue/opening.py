@@ -102,7 +102,11 @@ async def open_store(
         await log.aclose()
         raise
     if is_new:
-        await store.checkpoint()  # from here on, the instance is known
+        try:
+            await store.checkpoint()  # from here on, the instance is known
+        except BaseException:
+            await store.aclose()
+            raise
     return store
 
 

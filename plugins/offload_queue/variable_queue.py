@@ -92,6 +92,11 @@ class VariableQueue(BackingQueue):
             queue.keep(first, records, size_bytes)
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was closed or deleted."""
+        return self._is_closed or self._queue.is_deleted
+
+    @property
     def stored(self) -> StoredQueue:
         """The queue as the store knows it."""
         return self._queue
@@ -393,7 +398,7 @@ class VariableQueue(BackingQueue):
 
     def _check(self) -> None:
         self._store.check()
-        if self._is_closed or self._queue.is_deleted:
+        if self.is_over:
             raise Misuse(f"queue {self.name!r} is {'deleted' if self._queue.is_deleted else 'closed'}")
 
 
