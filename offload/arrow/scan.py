@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
+from offload.contracts.row_choice import RowChoice
 from offload.formats.records import RecordRun, record_runs, runs_of_table
 from offload.ground.errors import NotOffloaded
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import CommittedStream
 from offload.model.position import PartOffset, Position
 from offload.read.batches import Window
-from offload.read.chunk_filter import ChunkFilter
 from offload.read.joined import place_of, reading_end
 from offload.read.reader import StreamReader
 from offload.read.tables import chunk_tables, count_messages
@@ -99,11 +99,11 @@ async def sources(
     ranges: Sequence[PartRange],
     *,
     needs_chunks: bool,
-    chosen: ChunkFilter | None = None,
+    chosen: RowChoice | None = None,
 ) -> AsyncGenerator[RangeSource, None]:
     """Yield what the rows of these ranges are made of. Close it when done.
 
-    With `chosen`, only the chunks that it wants, which have to be fetched for it.
+    With `chosen`, only the chunks that it wants, which have to be fetched.
 
     Raises `NotOffloaded` if offsets were trimmed since the ranges were made, and `Corrupt` at damage, after
     everything before it.

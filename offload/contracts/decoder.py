@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from offload.ground.errors import Misuse
 from offload.model.record_columns import ByteColumn, HeaderColumn, Integers, RecordBytes
 from offload.model.value_text import value_text
 
-__all__ = ["Decoded", "Decoder"]
+__all__ = ["Decoded", "Decoder", "RecordSelector"]
 
 
 class Decoded(NamedTuple):
@@ -26,6 +28,27 @@ class Decoded(NamedTuple):
 
     sections: Mapping[str, Any]
     """The other parts of the record, each ready for JSON, in the order in which they are printed."""
+
+
+class RecordSelector(ABC):
+    """A selection of records that a decoder knows, such as those of some topics."""
+
+    @property
+    @abstractmethod
+    def ranges(self) -> str:
+        """The SPEC of the index of ranges that helps to find them, such as `ranges=mqtt:topic`."""
+
+    @abstractmethod
+    def candidates(self, about: bytes, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the numbers of the ranges of one ledger that can hold selected records, ascending.
+
+        Range `i` has the keys from `keys[i]` to `keys[i + 1]`, and `about` explains keys, as
+        `Decoder.range_keys` made them. Raises `Corrupt` if they are none of these.
+        """
+
+    @abstractmethod
+    def matches(self, records: RecordBytes) -> npt.NDArray[np.bool_]:
+        """Return which records are selected. No record makes it fail."""
 
 
 class Decoder(ABC):
@@ -81,6 +104,13 @@ class Decoder(ABC):
         and otherwise its records are not indexed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no keys of ranges")
+
+    def topic_selector(self, filters: Sequence[str]) -> RecordSelector:
+        """Return the selection of the records whose topic one of these filters matches.
+
+        Raises `Misuse` for a filter that is none, and by default: most records have no topic.
+        """
+        raise Misuse(f"{type(self).__name__} knows no topics")
 
     def columns(self, records: RecordBytes, names: Sequence[str]) -> Mapping[str, ByteColumn | HeaderColumn]:
         """Return columns of these records, by name. Each has one row for each record.

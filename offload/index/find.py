@@ -355,7 +355,7 @@ class OffsetChoice(RowChoice):
 
     def are_scanned(self, offsets: _Places) -> npt.NDArray[np.bool_]:
         """Return which offsets are in a range."""
-        return self._overlap(offsets, offsets + np.uint64(1))
+        return self.overlap(offsets, offsets + np.uint64(1))
 
     def are_named(self, offsets: _Places) -> npt.NDArray[np.bool_]:
         """Return which offsets are among those of the choice."""
@@ -375,9 +375,10 @@ class OffsetChoice(RowChoice):
 
     def _wants(self, firsts: _Places, nexts: _Places) -> npt.NDArray[np.bool_]:
         named = np.searchsorted(self._offsets, nexts) > np.searchsorted(self._offsets, firsts)
-        return named | self._overlap(firsts, nexts)
+        return named | self.overlap(firsts, nexts)
 
-    def _overlap(self, firsts: _Places, nexts: _Places) -> npt.NDArray[np.bool_]:
+    def overlap(self, firsts: _Places, nexts: _Places) -> npt.NDArray[np.bool_]:
+        """Return which runs of offsets overlap a range."""
         begun = np.searchsorted(self._starts, nexts)
         ended = np.searchsorted(self._stops, firsts, side="right")
         return begun > ended

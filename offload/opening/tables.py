@@ -21,6 +21,7 @@ from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from offload.arrow.batches import BatchMaker
@@ -35,11 +36,12 @@ from offload.arrow.scan import (
     sources,
 )
 from offload.contracts.catalogue import Catalogue
-from offload.contracts.decoder import Decoder
+from offload.contracts.decoder import Decoder, RecordSelector
 from offload.ground.env import Env
 from offload.ground.errors import Misuse, NotOffloaded, OffloadError
 from offload.ground.extras import missing_text
-from offload.index.find import FindReport, FoundRun, find
+from offload.index.find import FindReport, FoundRun, find, of_rows
+from offload.index.selection import select
 from offload.index.terms import Spec
 from offload.model.manifest import CommittedStream
 from offload.model.position import (
@@ -51,6 +53,7 @@ from offload.model.position import (
     as_position,
     position_text,
 )
+from offload.model.record_columns import RecordBytes
 from offload.opening.blocking import Blocking
 from offload.parts.whole_stream import WholeStream, grouped
 from offload.read.chunk_filter import ChunkFilter
@@ -170,6 +173,9 @@ class ArrowStream:
     such messages are read, with their other messages. With `match_unfiltered`, also chunks that may have
     messages without a value. The log (INFO) says how many chunks were read and skipped.
 
+    `topic` is a topic filter, or several, such as `"site/+/line/3/#"`, for a decoder that knows topics: only
+    messages that one of them matches. An index of ranges says which chunks can have such messages.
+
     Every read raises `Misuse` for an unknown column, with the nearest name; for `start` behind `end`, if both
     are offsets or both are times; and for what is no position. It raises `Corrupt` at damage, and
     `NotOffloaded` for a `start` beyond the end, and if the stream was trimmed while it was read.
@@ -196,6 +202,7 @@ class ArrowStream:
         *,
         filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
         match_unfiltered: bool = False,
+        topic: str | Iterable[str] | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader of batches, in order. Its memory is bounded: a few windows of 8 MiB, and one batch.
 
@@ -205,7 +212,8 @@ class ArrowStream:
         """
         maker, ranges = self._maker(columns, decode), self._ranges(start, end)
         chosen = _filter_of(filter, match_unfiltered=match_unfiltered)
-        return pa.RecordBatchReader.from_batches(maker.schema, _Batches(self, maker, ranges, chosen))
+        topics = _topics_of(topic, maker.decoder, chosen)
+        return pa.RecordBatchReader.from_batches(maker.schema, _Batches(self, maker, ranges, chosen, topics))
 
     def to_arrow(
         self,
@@ -216,10 +224,11 @@ class ArrowStream:
         *,
         filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
         match_unfiltered: bool = False,
+        topic: str | Iterable[str] | None = None,
     ) -> pa.Table:
         """Return the rows as a table in memory."""
-        found = self.to_batches(start, end, columns, decode, filter=filter, match_unfiltered=match_unfiltered)
-        return found.read_all()
+        how: Any = {"filter": filter, "match_unfiltered": match_unfiltered, "topic": topic}
+        return self.to_batches(start, end, columns, decode, **how).read_all()
 
     def to_pandas(
         self,
@@ -230,14 +239,15 @@ class ArrowStream:
         *,
         filter: str | Iterable[str] | None = None,  # noqa: A002 - the name that all readers have
         match_unfiltered: bool = False,
+        topic: str | Iterable[str] | None = None,
     ) -> pd.DataFrame:
         """Return the rows as a frame in memory. Raises `Misuse` if pandas is not installed."""
         try:
             import pandas as pd  # noqa: F401 - pyarrow would import it after the read
         except ModuleNotFoundError as exc:
             raise Misuse(missing_text("to_pandas", "pandas", "pandas")) from exc
-        found = self.to_arrow(start, end, columns, decode, filter=filter, match_unfiltered=match_unfiltered)
-        return found.to_pandas()
+        how: Any = {"filter": filter, "match_unfiltered": match_unfiltered, "topic": topic}
+        return self.to_arrow(start, end, columns, decode, **how).to_pandas()
 
     def find(
         self,
@@ -349,8 +359,10 @@ class _Batches(Iterator[pa.RecordBatch]):
         maker: BatchMaker,
         ranges: Sequence[PartRange],
         chosen: ChunkFilter | None,
+        topics: RecordSelector | None,
     ) -> None:
         self._stream, self._maker, self._ranges, self._chosen = stream, maker, ranges, chosen
+        self._topics = topics
         self._lock = threading.Lock()
         self._error: OffloadError | None = None
         self._place = PartOffset(0, 0)
@@ -394,7 +406,12 @@ class _Batches(Iterator[pa.RecordBatch]):
                 ranges = [left for each in self._ranges if (left := each.from_place(self._place)) is not None]
                 needs_chunks = not OF_TABLE.issuperset(self._maker.schema.names)
                 # If it is dropped unfinished, the event loop closes it.
-                self._found = sources(tier.catalogue, ranges, needs_chunks=needs_chunks, chosen=self._chosen)
+                if self._topics is not None:
+                    self._found = _selected(tier.catalogue, self._stream.name, ranges, self._topics)
+                else:
+                    self._found = sources(
+                        tier.catalogue, ranges, needs_chunks=needs_chunks, chosen=self._chosen
+                    )
             source = tier.run(_taken(self._found))
             if source is None:
                 if self._chosen is not None:
@@ -406,10 +423,47 @@ class _Batches(Iterator[pa.RecordBatch]):
     def _batches(self, source: RangeSource) -> Iterator[tuple[PartOffset, pa.RecordBatch]]:
         stream, part = self._stream.name, source.of.number
         for run in runs_in(source, rows_max=BATCH_ROWS_MAX):
+            if self._topics is not None:
+                data = np.frombuffer(run.data, np.uint8)
+                rows = np.flatnonzero(self._topics.matches(RecordBytes(data, run.starts, run.sizes)))
+                run = of_rows(run, rows)
             at = 0
             for batch in self._maker.batches(run, stream=stream, part=part, ledger_id=0):
                 at += batch.num_rows
                 yield PartOffset(part, int(run.offsets[at - 1]) + 1), batch
+
+
+async def _selected(
+    catalogue: Catalogue, stream: str, ranges: Sequence[PartRange], topics: RecordSelector
+) -> AsyncGenerator[RangeSource, None]:
+    """Yield the chunks of these ranges that can have selected records. Close it. Raises as `sources` does."""
+    report, by_number = FindReport(), {each.number: each for each in ranges}
+    async with aclosing(select(catalogue, stream, topics, report=report)) as parts:
+        async for part in parts:
+            of = by_number.pop(part.reader.part, None)
+            if of is None:
+                continue
+            now = part.reader.manifest
+            if now.incarnation != of.committed.incarnation or now.first_offset > of.first:
+                by_number[part.reader.part] = of
+                continue
+            async with aclosing(sources(catalogue, [of], needs_chunks=True, chosen=part)) as found:
+                async for each in found:
+                    yield each
+    for lost in by_number.values():
+        told = f"offsets from {lost.first} on of part {lost.number} were trimmed or deleted"
+        raise NotOffloaded(f"stream {stream!r}: {told} since it was opened; open the stream again")
+    _log.info("stream %r: %d index objects, %d requests of them", stream, report.objects, report.requests)
+
+
+def _topics_of(
+    given: str | Iterable[str] | None, decoder: Decoder | None, chosen: ChunkFilter | None
+) -> RecordSelector | None:
+    if given is None:
+        return None
+    if decoder is None or chosen is not None:
+        raise Misuse("topic needs decode with a decoder that knows topics, and takes no filter")
+    return decoder.topic_selector([given] if isinstance(given, str) else [*given])
 
 
 async def _taken(found: AsyncGenerator[RangeSource, None]) -> RangeSource | None:

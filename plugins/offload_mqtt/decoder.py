@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from offload.contracts.decoder import Decoded, Decoder
+from offload.contracts.decoder import Decoded, Decoder, RecordSelector
 from offload.model.record_columns import Integers, RecordBytes
+from offload_mqtt.selector import TopicSelector
 from offload_mqtt.topic_record import RecordFlag, columns_of
+from offload_mqtt.topics import TopicFilter
 
 __all__ = ["MqttDecoder"]
 
@@ -50,6 +52,10 @@ class MqttDecoder(Decoder):
     def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
         """Return the topic of each record, if it has one."""
         return [topic or None for topic in columns_of(RecordBytes.of(records)).topics]
+
+    def topic_selector(self, filters: Sequence[str]) -> RecordSelector:
+        """Return the selection of the records whose topic one of these filters matches."""
+        return TopicSelector([TopicFilter.parse(each) for each in filters])
 
     def timestamps(self, records: RecordBytes) -> Integers:
         """Return the time at which each message came."""

@@ -162,7 +162,8 @@ def reason_of_place(tier: Blocking, options: ReadOptions) -> str:
 
 def _left_to_python(options: ReadOptions) -> str:
     """Return the name of an option that leaves out records, as Java cannot; empty if there is none."""
-    return "filter" if options.filter_values else "by" if options.terms else ""
+    named = {"filter": options.filter_values, "by": options.terms, "topic": options.topics}
+    return next((name for name, given in named.items() if given), "")
 
 
 def with_rows(planned: Sequence[Sequence[PlannedPart]], limit: int) -> Sequence[Sequence[PlannedPart]]:

@@ -101,6 +101,8 @@ class ReadOptions:
     """Where the terms of records are. None: all records are read."""
     terms: tuple[bytes, ...] = ()
     """The terms of which a record must have one."""
+    topics: tuple[str, ...] = ()
+    """The topic filters of which one must match a record's topic. Empty: all records are read."""
     is_of_damage: bool = False
     """True for the table of damaged ranges, in the place of the records."""
     columns: tuple[str, ...] = ()
@@ -132,9 +134,10 @@ class ReadOptions:
             partition_size_bytes=said.number("maxpartitionbytes", 64 * MIB),
             fail_on_data_loss=said.truth("failondataloss", True),
             on_damage=said.choice("ondamage", OnDamage.FAIL, {each.value: each for each in OnDamage}),
-            filter_values=said.filter_values(),
+            filter_values=said.one_or_several("filter"),
             by=said.by(),
             terms=said.terms(),
+            topics=said.one_or_several("topic"),
             match_unfiltered=said.truth("matchunfiltered", False),
             is_of_damage=said.choice("table", False, {"records": False, "damage": True}),
             columns=said.words("columns"),
@@ -154,12 +157,21 @@ class ReadOptions:
             raise Misuse("the options by and terms belong together: give both of them")
         if options.by is not None and (options.is_of_damage or options.filter_values):
             raise Misuse("a read with by and terms takes neither table=damage nor filter")
+        if options.topics and (options.by is not None or options.is_of_damage or options.filter_values):
+            raise Misuse("a read with topic takes neither by and terms, nor table=damage, nor filter")
+        if options.topics and not options.decode:
+            raise Misuse("the option topic needs decode with the name of a decoder that knows topics")
         if not options.tier.url:
             raise Misuse(
                 "the option path is missing: use load(URL), or in SQL a view with OPTIONS (path …); "
                 "a table made with CREATE TABLE … USING offload hands no options over"
             )
         return options
+
+    @property
+    def is_of_records(self) -> bool:
+        """True if records or chunks are selected by what is in them."""
+        return bool(self.filter_values or self.terms or self.topics)
 
     def chosen(self) -> ChunkFilter | None:
         """Return a new filter of chunks, if the read has one."""
@@ -245,12 +257,12 @@ class _Said:
         self._as("streampattern", None, _pattern, f"a regular expression of at most {PATTERN_MAX} characters")
         return StreamChoice(names=(one,) if one else self.words("streams"), pattern=pattern)
 
-    def filter_values(self) -> tuple[str, ...]:
+    def one_or_several(self, name: str) -> tuple[str, ...]:
         """Return one value, or those of a JSON list: a value may have commas."""
-        text = self.text("filter")
+        text = self.text(name)
         if not text.startswith("["):
             return (text,) if text else ()
-        return tuple(self._as("filter", [], _values, 'a value, or a JSON list: ["a", "b"]'))
+        return tuple(self._as(name, [], _values, 'a value, or a JSON list: ["a", "b"]'))
 
     def by(self) -> Spec | None:
         return self._as("by", None, Spec.parse, "a SPEC, such as amqp:properties.message_id")

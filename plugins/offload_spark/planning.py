@@ -75,6 +75,8 @@ class PlannedPart:
 
     places: npt.NDArray[np.uint64] | None = None
     """The only offsets that are wanted, in order. None: all of them (`finding`)."""
+    ranges: npt.NDArray[np.uint64] | None = None
+    """The only ranges of offsets that can have wanted records, as rows. None: all of them (`selecting`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from offload_spark.damage import DamagedRange, damaged_range
 from offload_spark.finding import TermFilter
 from offload_spark.options import OnDamage
 from offload_spark.planning import PlannedPart
+from offload_spark.selecting import TopicRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ class Scan:
     chosen: ChunkFilter | None = None
     """The filter of chunks, if the read has one."""
 
-    terms: TermFilter | None = None
-    """The filter of records by terms, if the read has one."""
+    records: TermFilter | TopicRows | None = None
+    """The filter of records by terms or topics, if the read has one."""
 
     def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of these parts, in order.
@@ -60,11 +61,11 @@ class Scan:
         for part in parts:
             committed = part.committed
             firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
-            is_of_table = OF_TABLE.issuperset(self.maker.schema.names) and not (self.chosen or self.terms)
+            is_of_table = OF_TABLE.issuperset(self.maker.schema.names) and not (self.chosen or self.records)
             for run in self._runs_over_damage(part, [], is_of_table=is_of_table):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
-                if self.terms is not None:
-                    wanted = self.terms.among(wanted, part)
+                if self.records is not None:
+                    wanted = self.records.among(wanted, part)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
                     yield from self.maker.batches(
@@ -187,6 +188,9 @@ def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
     if part.places is not None:
         before = np.searchsorted(part.places, rows["offset"])
         wanted &= np.searchsorted(part.places, rows["offset"] + rows["records"]) > before
+    if part.ranges is not None:
+        begun = np.searchsorted(part.ranges[:, 0], rows["offset"] + rows["records"])
+        wanted &= begun > np.searchsorted(part.ranges[:, 1], rows["offset"], side="right")
     return wanted
 
 

@@ -44,6 +44,7 @@ from offload_spark.known import KnownStreams
 from offload_spark.options import LATEST, Edge, OnDamage, ReadOptions, WriteOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
+from offload_spark.selecting import TopicRows, plan_selected
 from offload_spark.sink import StreamingWriter, Writer
 from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
 
@@ -71,7 +72,7 @@ class OffloadDataSource(DataSource):
         """Return a reader of these columns alone."""
         options = self._options()
         columns = Columns.of(schema, options, Plugins.find())
-        TermFilter.of(options, Plugins.find())  # a wrong SPEC is refused here, before any task
+        _records_of(options)  # a wrong SPEC or topic filter is refused here, before any task
         kind = PrunedReader if options.pushdown else Reader
         return kind(options, columns)
 
@@ -112,6 +113,12 @@ class Partition(InputPartition):
     value: Sequence[PlannedPart]
 
 
+def _records_of(options: ReadOptions) -> TermFilter | TopicRows | None:
+    """Return the filter of the records of a read. Raises `Misuse` if it is wrong."""
+    plugins = Plugins.find()
+    return TermFilter.of(options, plugins) or TopicRows.of(options, plugins)
+
+
 class _Reads:
     """The common base of both readers, for their work in a task."""
 
@@ -138,7 +145,7 @@ class _Reads:
                 # At damage alone: finding the plugins costs each task a tenth of a second.
                 emit=lambda event: Plugins.find().emit(event),
                 chosen=options.chosen(),
-                terms=TermFilter.of(options, Plugins.find()) if options.terms else None,
+                records=_records_of(options) if options.terms or options.topics else None,
             )
             if options.is_of_damage:
                 found = table_of(scan.damages(partition.value))
@@ -151,7 +158,7 @@ class _Reads:
     def _tell_of_indexes(self) -> None:
         """Log that records are not read, if the columns need only the indexes."""
         names = self._columns.arrow.names
-        if OF_TABLE.issuperset(names) and not (self._options.filter_values or self._options.terms):
+        if OF_TABLE.issuperset(names) and not self._options.is_of_records:
             # A user who asked for damage to be left out would take the count for one of sound records.
             level = logging.WARNING if self._options.on_damage is OnDamage.SKIP else logging.INFO
             what = "come from the indexes alone: no record is read, and damage in records is not seen"
@@ -172,7 +179,7 @@ class Reader(_Reads, DataSourceReader):
         """Return the partitions of the read (`planning.plan`)."""
         self._tell_of_indexes()
         with self._open() as tier:
-            work = plan_found if self._options.terms else plan
+            work = plan_found if self._options.terms else plan_selected if self._options.topics else plan
             planned = tier.run(work(tier.catalogue, self._options, self._bounds))
         return [Partition(parts) for parts in planned]
 
@@ -191,8 +198,8 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         super().__init__(options, columns)
-        if options.terms:
-            raise Misuse("a streaming query reads all records: remove by and terms")
+        if options.terms or options.topics:
+            raise Misuse("a streaming query reads all records: remove by and terms, or topic")
         if options.end != Edge(otherwise=LATEST):
             raise Misuse("a streaming query has no end: remove endingOffsets and endingTimestamp")
         self._target: Mark | None = None

@@ -16,6 +16,7 @@ from offload_spark.finding import TermFilter
 from offload_spark.options import ReadOptions
 from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
+from offload_spark.selecting import TopicRows
 
 from offload import Plugins
 from offload.arrow.batches import BatchMaker
@@ -69,7 +70,7 @@ class Tier(BlockingWorld):
             on_damage=options.on_damage,
             emit=self.events.append,
             chosen=options.chosen(),
-            terms=TermFilter.of(options, PLUGINS),
+            records=TermFilter.of(options, PLUGINS) or TopicRows.of(options, PLUGINS),
         )
         for batch in scan.batches([*parts]):
             assert batch.schema == columns.arrow
