@@ -34,7 +34,7 @@ from offload.ground.errors import Corrupt, Misuse
 from offload.model.chunk_table import CHUNK_TABLE, WINDOW_SIZE_BYTES, ChunkTable, ChunkType
 from offload.read.handles import MeasuredHandle
 
-__all__ = ["EntryHandle", "read_run"]
+__all__ = ["Cuts", "EntryHandle", "read_run"]
 
 
 CHUNK_DATA_SIZE_BYTES: Final = 2**20

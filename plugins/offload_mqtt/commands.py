@@ -5,11 +5,15 @@ from __future__ import annotations
 import typer
 
 from offload_mqtt.archive_command import archive
+from offload_mqtt.sort_command import sort
 
-app = typer.Typer(help="Archive the messages of an MQTT broker.", no_args_is_help=True)
+app = typer.Typer(
+    help="Archive the messages of an MQTT broker, and sort them by topic.", no_args_is_help=True
+)
 app.command()(archive)
+app.command()(sort)
 
 
 @app.callback()
 def mqtt() -> None:
-    """Archive the messages of an MQTT broker."""
+    """Archive the messages of an MQTT broker, and sort them by topic."""

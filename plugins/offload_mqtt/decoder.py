@@ -23,6 +23,7 @@ class MqttDecoder(Decoder):
     """A decoder of records of messages with topics."""
 
     has_timestamps: ClassVar[bool] = True
+    has_range_keys: ClassVar[bool] = True
 
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the payloads."""
@@ -56,6 +57,15 @@ class MqttDecoder(Decoder):
     def topic_selector(self, filters: Sequence[str]) -> RecordSelector:
         """Return the selection of the records whose topic one of these filters matches."""
         return TopicSelector([TopicFilter.parse(each) for each in filters])
+
+    def range_keys(self, terms: Sequence[bytes]) -> tuple[bytes, Sequence[bytes]]:
+        """Return the structures of these topics, and the key of each of them."""
+        from offload_mqtt.topic_order import TopicOrder  # it needs pyarrow, and reading does not
+
+        topics = dict.fromkeys(terms)
+        order = TopicOrder.of([*topics])
+        keys = dict(zip(topics, map(order.key, range(len(topics))), strict=True))
+        return order.about, [keys[term] for term in terms]
 
     def timestamps(self, records: RecordBytes) -> Integers:
         """Return the time at which each message came."""

@@ -194,7 +194,7 @@ def test_task_pages_say_when_what_you_will_see_and_what_to_do_if_it_fails():
     pages = {*re.findall(r"\]\(([\w-]+\.md)\)", tasks)} - code
     parts = ("**When you need it.**", "**The command.**", "**What you will see.**", "f it fails")
 
-    assert len(pages) == 22
+    assert len(pages) == 23
     for page in pages:
         text = (DOCS / page).read_text(encoding="utf-8")
         assert [part for part in parts if part not in text] == [], page
@@ -213,7 +213,7 @@ TASK_PAGES = (
     "install", "copy-a-rabbitmq-stream", "copy-rocketmq-queues", "read-it-back", "a-sync-stopped",
     "retention-and-sweeping", "upkeep",
     "compress", "encrypt", "lost-roots", "run", "restore", "capacity-and-cost", "move-a-tier", "upgrade",
-    "find-by-key", "rescue-classic-queues", "archive-mqtt",
+    "find-by-key", "rescue-classic-queues", "archive-mqtt", "replay-by-topic",
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Options",
     "SourceKeys",
     "SourceOptionPairs",
+    "Stream",
     "StreamOrGlob",
     "Tier",
     "Verbose",

@@ -27,6 +27,7 @@ __all__ = [
     "print_error",
     "print_json",
     "print_note",
+    "print_sentence",
     "print_table",
     "ratio_text",
     "size_text",
