@@ -35,7 +35,7 @@ from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted, PartBegun
 from offload.contracts.source import Source
-from offload.copy.sync import StreamReport
+from offload.copy.sync import StreamReport, name_notes
 from offload.copy.sync import sync as sync_all
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
@@ -111,6 +111,7 @@ def sync(
         with progress(json=json) as show:
             opened, listener = state.source(source, source_option), _Listener(state.plugins.emit, show)
             async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
+                print_notes(await name_notes(opened, offloader))
                 syncing = sync_all(
                     opened,
                     offloader,

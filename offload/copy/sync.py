@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot, Source, SourceStream
@@ -29,7 +30,7 @@ from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.model.totals import totals
 
-__all__ = ["StreamReport", "sync"]
+__all__ = ["StreamReport", "name_notes", "sync"]
 
 
 STREAMS_AT_ONCE: Final = 8
@@ -135,6 +136,27 @@ async def sync(
             yield report
             if isinstance(report.error, StoreDenied) or _is_of_the_tier(report.error):
                 return
+
+
+async def name_notes(source: Source, tier: Catalogue) -> list[str]:
+    """Return a note if new streams are called as streams of the tier, but for the first word of a path.
+
+    An option of the source that names its streams was then perhaps forgotten, and all would be copied again.
+    """
+    names = {stream.name for stream in await source.streams()}
+    if not any("/" in name for name in names):
+        return []
+    try:
+        known = {*await tier.streams()}
+    except NotOffloaded:
+        return []
+    longer = {name.partition("/")[2]: name for name in known - names}
+    for name in sorted(names - known):
+        shorter = name.partition("/")[2]
+        if other := longer.get(name) or (shorter if shorter in known - names else None):
+            why = "if that is the same stream, give the source the options of the earlier run"
+            return [f"stream {name!r} is new on the tier, which has {other!r}: {why}, or it is copied again"]
+    return []
 
 
 def _is_of_the_tier(error: OffloadError | None) -> bool:

@@ -26,6 +26,7 @@ from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source
 from offload.copy.instance import Instance
+from offload.copy.sync import name_notes
 from offload.follow.dispatcher import Dispatcher
 from offload.follow.pauses import PausedBefore
 from offload.follow.rules import FollowRules, FollowState
@@ -158,10 +159,11 @@ async def start_notes(opened: OpenedService) -> list[str]:
     """Return what an operator should know at the start: globs without streams, and what the source skips."""
     try:
         names = [stream.name for stream in await opened.source.streams()]
+        alike = await name_notes(opened.source, opened.tier)
     except OffloadError as error:
         return [f"no streams yet: {error}"]
     notes, problems = unmatched(opened.config, names)
-    return [*problems, *notes, *opened.source.notes]
+    return [*problems, *alike, *notes, *opened.source.notes]
 
 
 def unmatched(config: RunConfig, streams: Sequence[str]) -> tuple[list[str], list[str]]:

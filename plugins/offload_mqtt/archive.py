@@ -83,6 +83,8 @@ class MqttArchive:
     env: Env = field(default_factory=Env)
     disk: Disk = field(default_factory=Disk)
     stored: dict[str, int] = field(default_factory=dict)
+    is_subscribed: bool = False
+    """True while the broker has all subscriptions of this connection."""
 
     _streams: dict[bytes, str] = field(default_factory=dict)
     _received: list[tuple[int, bytes, bytes]] = field(default_factory=list)
@@ -130,12 +132,12 @@ class MqttArchive:
             if self._received:
                 await self._store(connection, is_last=True)  # what came before the end, or before the loss
         finally:
-            self._connection = None
+            self._connection, self.is_subscribed = None, False
             subscribing.cancel()
             stopped.cancel()
             await asyncio.gather(subscribing, stopped, return_exceptions=True)
             await connection.aclose()
-        if not stopped.done():
+        if not stopping.is_set():
             raise connection.lost.result()
 
     async def _subscribe(self, connection: MqttConnection) -> None:
@@ -149,6 +151,7 @@ class MqttArchive:
         await connection.subscribe(filters)
         if known != wanted:
             wanted.save(self.folder, self.disk)
+        self.is_subscribed = True
         _log.info("%s: archiving %s as %s", connection.address.url, ", ".join(filters), self.client_id)
 
     def _receive(self, message: MQTTMessage) -> None:
@@ -198,10 +201,10 @@ class MqttArchive:
 
     async def _trim(self, log: LedgerLog) -> None:
         """Delete the oldest sealed ledgers while the log is above the size to keep."""
-        if self.keep_size_bytes is not None:
-            ledgers = log.ledgers
-            if len(ledgers) > 1 and sum(each.size_bytes for each in ledgers) > self.keep_size_bytes:
-                await log.delete(ledgers[0].ledger_id)
+        while self.keep_size_bytes is not None and len(log.ledgers) > 1:
+            if sum(each.size_bytes for each in log.ledgers) <= self.keep_size_bytes:
+                return
+            await log.delete(log.ledgers[0].ledger_id)
 
     async def _pause(self, failures: int, stopping: asyncio.Event) -> None:
         seconds = self.env.backoff_seconds(failures, base_seconds=0.1, max_seconds=BACKOFF_SECONDS_MAX)

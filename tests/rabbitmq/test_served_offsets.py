@@ -156,6 +156,49 @@ def test_bytes_that_change_anywhere_are_refused_or_harmless(tmp_path: Path) -> N
     assert refused
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_is_removed_or_replaced_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_replaced: bool
+) -> None:
+    """SQLite would write on to a file that has no name, and a restart would find nothing."""
+    path = tmp_path / "file"
+    kept(path, ("orders", "a", 1), ("orders", "b", 2))
+    if is_replaced:
+        kept(tmp_path / "other", ("orders", "c", 3), ("orders", "a", 9))
+
+    async def main() -> None:
+        found = opened(path)
+        path.unlink()
+        if is_replaced:
+            (tmp_path / "other").rename(path)
+        found.store("orders", "b", 7)
+        await found.aclose()
+
+    asyncio.run(main())
+
+    others = [("orders", "c", "3")] if is_replaced else []
+    assert in_file(path) == [*others, ("orders", "a", "1"), ("orders", "b", "7")]
+    assert "was removed or replaced: all offsets were written to it again" in caplog.text
+
+
+def test_a_file_that_another_process_has_made_anew_is_a_problem_and_not_shared(tmp_path: Path) -> None:
+    path, problems = tmp_path / "file", dict[str, str]()
+
+    async def main() -> None:
+        found = OffsetsInFile(str(path), Env(), problems)
+        path.unlink()
+        second = opened(path)
+        found.store("orders", "a", 1)
+        await found.aclose()
+        assert "database is locked" in problems[str(path)]
+        second.store("orders", "a", 2)
+        await second.aclose()
+
+    asyncio.run(main())
+
+    assert in_file(path) == [("orders", "a", "2")]
+
+
 def test_offsets_stay_in_memory_while_the_disk_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import os
+import pty
 import re
 import stat
 import struct
@@ -15,11 +16,12 @@ import time
 from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Ran, offload, sync
+from command_line import PROGRAM, Ran, offload, sync
 from offload_rabbitmq.server import users
 from offload_rabbitmq.server.listener import open_listener
 from offload_rabbitmq.server.users import PasswordHash, UsersInFile
@@ -339,25 +341,40 @@ def test_the_command_refuses_what_no_login_could_have(
     assert file.read_bytes() == two
 
 
-def given(raw: bytes, *, is_terminal: bool = False) -> io.TextIOWrapper:
-    """Return a stdin with what a person, or a pipe, gives to a command."""
-    stdin = io.TextIOWrapper(io.BytesIO(raw))
-    stdin.isatty = lambda: is_terminal  # type: ignore[method-assign]
-    return stdin
+def typed(text: str, *arguments: object) -> tuple[int, str]:
+    """Run a command on a terminal, type a line after each prompt, and return its code and what was shown."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(PROGRAM[0], [*PROGRAM, *map(str, arguments)])
+    shown = b""
+    with suppress(OSError):  # the error on Linux when the other end is closed
+        for line in [*text.splitlines(keepends=True), ""]:
+            while piece := os.read(terminal, 4096):
+                shown += piece
+                if line and shown.endswith(b": "):  # what is typed before the blank is discarded
+                    break
+            os.write(terminal, line.encode())
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), shown.decode()
 
 
 def test_the_password_comes_from_stdin_or_a_terminal_and_never_from_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "users"
-    monkeypatch.setattr(sys, "stdin", given(b"one\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
     assert offload("users", "add", file, "a", "--password-file", "-").code == 0
     assert "no terminal" in offload("users", "add", file, "b").error
-    monkeypatch.setattr(sys, "stdin", given(b"", is_terminal=True))
-    monkeypatch.setattr("getpass.getpass", lambda *_, **__: "two")
-    assert offload("users", "add", file, "c").code == 0
+    code, shown = typed(f"{SECRET}\nwrong\n{SECRET}\n{SECRET}\n", "users", "add", file, "c")
+    assert (code, shown.count("Password")) == (0, 2)
+    assert not {SECRET, "wrong"} & {*shown.split()}, (
+        "a terminal shows what is typed, unless it is told not to"
+    )
+    assert "do not match" in shown
 
     found = users.read_users(str(file))
     assert {*found} == {"a", "c"}
-    for name, password in (("a", b"one"), ("c", b"two")):
-        assert PasswordHash.of(password, found[name].salt) == found[name]
+    assert PasswordHash.of(b"one", found["a"].salt) == found["a"]
+    monkeypatch.setattr(users, "scrypt", hashlib.scrypt)  # the command was a process of its own
+    assert PasswordHash.of(SECRET.encode(), found["c"].salt) == found["c"]

@@ -45,6 +45,7 @@ from stream_client import (
     at_time,
     first_offsets,
     frame,
+    pairs,
     text,
 )
 from stream_server import Served, served
@@ -297,6 +298,18 @@ def test_stats_have_the_ids_of_chunks(server: Served) -> None:
 
     for name, value in (("first_chunk_id", 0), ("committed_chunk_id", ids(user_chunks("tiny"))[-1])):
         assert text(name) + struct.pack(">q", value) in answer
+
+
+@pytest.mark.parametrize("name", ["chunk_selector", "chunk-selector"])
+def test_a_consumer_that_selects_all_chunks_gets_those_of_users_alone(server: Served, name: str) -> None:
+    """RabbitMQ would send tracking chunks and trailers, too. No client that we know asks for it."""
+    expected = user_chunks("batches")
+    content = b"\0" + text("batches") + FIRST + struct.pack(">H", 1000) + pairs({name: "all"})
+    with RawClient.opened(server.port) as client:
+        assert client.ask(SUBSCRIBE, content)[:2] == b"\0\1"
+
+        assert client.delivered(len(expected)) == [b"\0" + chunk for chunk in expected]
+        assert client.is_quiet(0.05)
 
 
 def may_have(bloom: bytes, value: str, *, is_unfiltered: bool = False) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from campaign import CAMPAIGN
+from command_line import offload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_rocketmq import log as log_module
@@ -558,6 +559,32 @@ def test_topics_of_the_broker_are_left_out_and_other_folders_are_noted(tmp_path:
         assert len(await copied(tier)) == 4
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "names"),
+    [
+        ([], ["--source-option", "broker=b"], ("b/T/0", "T/0")),
+        (["--source-option", "broker=b"], [], ("T/0", "b/T/0")),
+        (["--source-option", "broker=b"], ["--source-option", "broker=c"], None),
+        ([], [], None),
+    ],
+)
+def test_a_note_says_that_the_name_of_the_broker_was_perhaps_forgotten(
+    tmp_path: Path, before: list[str], now: list[str], names: tuple[str, str] | None
+) -> None:
+    store = BrokerStore(tmp_path / "store")
+    store.append("T", 0, b"one")
+    source, tier = f"rocketmq://{store.folder}", tmp_path / "tier"
+    assert offload("sync", source, tier, *before).stderr == ""
+
+    ran = offload("sync", source, tier, *now)
+
+    assert ran.code == 0
+    noted = [line for line in ran.stderr.splitlines() if line.startswith("note: ")]
+    assert bool(noted) == (names is not None)
+    if names is not None:
+        assert noted[0].startswith(f"note: stream {names[0]!r} is new on the tier, which has {names[1]!r}: ")
 
 
 def test_a_store_with_topics_of_the_broker_alone_has_no_stream(tmp_path: Path) -> None:

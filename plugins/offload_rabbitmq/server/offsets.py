@@ -7,7 +7,8 @@ read it back. The file is an SQLite database with one table:
 
 It is written `COMMIT_SECONDS` after a store at most, and at the end. A process that is killed loses what was
 stored since, so a consumer reads some messages again. If the file cannot be written, offsets stay in memory,
-and writing is tried again.
+and writing is tried again. If it was removed or replaced meanwhile, all offsets are written to the one that
+has its name now, since what is written to a file without a name is lost.
 
 Invariants: one process has the file, and a second one is refused at its start; of more than `OFFSETS_MAX`
 pairs of stream and reference, those that were stored last are kept, in memory and in the file.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import threading
 from collections import OrderedDict
@@ -84,13 +86,7 @@ class OffsetsInFile(OffsetsInMemory):
         self._is_lacking = asyncio.Event()
         self._writing = threading.Lock()
         with _refused(path):
-            self._file = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-        try:
-            with _refused(path):
-                self._offsets.update(_opened(self._file))
-        except BaseException:
-            self._file.close()
-            raise
+            self._offsets.update(self._take())
 
     async def keep(self) -> None:
         """See `OffsetsInMemory.keep`."""
@@ -105,6 +101,17 @@ class OffsetsInFile(OffsetsInMemory):
         await self._written()
         self._file.close()
 
+    def _take(self) -> Mapping[ConsumerKey, int]:
+        """Open the file of this name, and return the offsets in it. Raises `sqlite3.Error`."""
+        self._file = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            found = _opened(self._file)
+            self._identity = _identity(self._path)
+        except BaseException:
+            self._file.close()
+            raise
+        return found
+
     def _note(self, pair: ConsumerKey, offset: int | None) -> None:
         self._lacking.pop(pair, None)  # the newest comes last
         self._lacking[pair] = offset
@@ -112,8 +119,11 @@ class OffsetsInFile(OffsetsInMemory):
 
     async def _written(self) -> bool:
         """Write what the file lacks. Return False if that fails."""
+        is_lost = await asyncio.to_thread(_identity, self._path) != self._identity
+        if is_lost:
+            self._lacking = dict[ConsumerKey, int | None](self._offsets)
         taken = dict(self._lacking)
-        error = await asyncio.to_thread(self._write, taken)
+        error = await asyncio.to_thread(self._write, taken, is_lost=is_lost)
         if error is not None:
             if self._path not in self._problems:
                 _log.error("offsets stay in memory, because %r cannot be written: %s", self._path, error)
@@ -121,21 +131,36 @@ class OffsetsInFile(OffsetsInMemory):
             return False
         if self._problems.pop(self._path, None) is not None:
             _log.info("offsets are written to %r again", self._path)
+        if is_lost:
+            _log.warning("%r was removed or replaced: all offsets were written to it again", self._path)
         # Only now: if this is cancelled while a thread writes, all of it is written once more.
         self._lacking = {pair: each for pair, each in self._lacking.items() if taken.get(pair, -1) != each}
         if not self._lacking:
             self._is_lacking.clear()
         return True
 
-    def _write(self, taken: Mapping[ConsumerKey, int | None]) -> sqlite3.Error | None:
+    def _write(self, taken: Mapping[ConsumerKey, int | None], *, is_lost: bool) -> Exception | None:
         rows = [(*pair, str(offset)) for pair, offset in taken.items() if offset is not None]
         try:
-            with self._writing, _transaction(self._file) as file:
-                file.executemany("DELETE FROM offsets WHERE stream = ? AND reference = ?", taken)
-                file.executemany("INSERT INTO offsets VALUES (?, ?, ?)", rows)
-        except sqlite3.Error as error:
+            with self._writing:
+                if is_lost:
+                    self._file.close()
+                    self._take()
+                with _transaction(self._file) as file:
+                    file.executemany("DELETE FROM offsets WHERE stream = ? AND reference = ?", taken)
+                    file.executemany("INSERT INTO offsets VALUES (?, ?, ?)", rows)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             return error
         return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what distinguishes the file of this name from others. None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _opened(file: sqlite3.Connection) -> Mapping[ConsumerKey, int]:
