@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from copy import copy
 from itertools import count
 
-from offload_conformance.queues import QueueBackend
+from offload_conformance import QueueBackend, Run
 from offload_queue.backing_queue import BackingQueue
 from offload_queue.memory_queue import MemoryPlace, MemoryQueue
+from offload_queue.message_store import MessageStore
+from offload_queue.opening import open_store
 from offload_queue.priority_queue import PriorityQueue
+from offload_queue.queue_tier import QueueTier
+from offload_queue.variable_queue import VariableQueue
+
+from offload import ObjectStoreOffloader
+from offload.store.memory import MemoryStore
 
 
 class TestMemoryQueue(QueueBackend):
@@ -40,3 +49,66 @@ class TestPriorityQueue(QueueBackend):
         self.places = [copy(place) for place in self.places]
         for place in self.places:
             place.messages = dict(place.messages)
+
+
+class Stored(QueueBackend):
+    """A queue of a store. Its process ends as the disk is at that moment: the next one has a copy."""
+
+    many = 6000
+    log_size_bytes_max = 2**16
+
+    async def open_queue(self) -> BackingQueue:
+        if not hasattr(self, "objects"):
+            self.objects, self.opened_stores, self.numbers = MemoryStore(), list[MessageStore](), count()
+            self.store, self.side = await self.open_parts()
+        return await self.of_parts()
+
+    async def open_parts(self) -> tuple[MessageStore, QueueTier]:
+        store = await open_store(self.folder, log_size_bytes_max=self.log_size_bytes_max)
+        side = QueueTier(store, ObjectStoreOffloader(self.objects), "vhost", move_size_bytes=2**16)
+        side.start()
+        self.opened_stores.append(store)
+        return store, side
+
+    async def of_parts(self) -> BackingQueue:
+        raise NotImplementedError
+
+    async def end_process(self) -> None:
+        await self.side.aclose()
+        old, self.folder = self.folder, self.folder.with_name(f"place-{next(self.numbers)}")
+        shutil.copytree(old, self.folder)
+        self.store, self.side = await self.open_parts()
+
+    async def close_place(self) -> None:
+        await self.side.aclose()
+        for store in self.opened_stores:
+            await store.aclose()
+
+    async def settle(self, queue: BackingQueue) -> None:
+        await queue.flush()
+        until = asyncio.get_running_loop().time() + 5
+        while self.store.log_size_bytes > self.log_size_bytes_max * 3 // 4:
+            assert asyncio.get_running_loop().time() < until, self.side.error
+            await asyncio.sleep(0.001)
+
+
+class TestVariableQueue(Stored):
+    """One queue, whose deep messages lie on a tier."""
+
+    def test_the_suite_meets_deep_messages(self, run: Run, queue: BackingQueue) -> None:
+        run(queue.publish([b"%d" % number for number in range(self.many)]))
+        run(self.page_out(queue))
+
+        assert isinstance(queue, VariableQueue)
+        assert sum(run.count for run in queue.stored.places.runs) > self.many // 4
+
+    async def of_parts(self) -> BackingQueue:
+        return VariableQueue(self.store, await self.store.declare("orders"), self.side)
+
+
+class TestPriorityQueueOfAStore(Stored):
+    """Two queues of one store, joined."""
+
+    async def of_parts(self) -> BackingQueue:
+        levels = [await self.store.declare(f"orders/{level}") for level in range(2)]
+        return PriorityQueue([VariableQueue(self.store, each, self.side) for each in levels])

@@ -63,14 +63,14 @@ class CaseClauses(QueueClauses):
         """`put` of delivered messages leaves nothing ready (`batch_publish_delivered`)."""
         tags = run(queue.put(numbered(0, 10), delivered=True)).tags
         assert [run(queue.length()), run(queue.depth())] == [0, 10]
-        assert run(queue.requeue(tags[:2])) == [*tags[:2]]
+        assert [*run(queue.requeue(tags[:2]))] == [*tags[:2]]
 
         with raises(Misuse, "a delivered message for a queue that is not empty"):
             run(queue.put([b"no"], delivered=True))
         with raises(Misuse, "two bodies with one item of properties"):
             run(queue.put([b"no", b"no"], properties=[MessageProperties()]))
 
-        assert run(queue.ack(tags)) == [*tags[2:]]
+        assert [*run(queue.ack(tags))] == [*tags[2:]]
         run(queue.put(numbered(10, 1)))
         assert marked(run(queue.fetch(9))) == [(0, True), (1, True), (10, False)]
 
@@ -81,11 +81,11 @@ class CaseClauses(QueueClauses):
         tags = run(queue.drop(ack_required=True))
         assert run(queue.is_empty())
 
-        assert run(queue.requeue(tags)) == tags
-        assert run(queue.drop(5)) == tags
+        assert [*run(queue.requeue(tags))] == tags
+        assert [*run(queue.drop(5))] == tags
 
         assert run(queue.depth()) == 0
-        assert run(queue.requeue(tags)) == []
+        assert [*run(queue.requeue(tags))] == []
 
     @since("0.4")
     def test_unknown_tags_are_skipped(self, run: Run, queue: BackingQueue) -> None:
@@ -95,9 +95,9 @@ class CaseClauses(QueueClauses):
         never = [ready + 10**6, -1, 2**70]
 
         assert tags_of(run(queue.ackfold([c, ready, *never, a]))) == [c, a]
-        assert run(queue.ack([c, ready, *never, a, c])) == [c, a]
-        assert run(queue.requeue([a, ready, b, *never, b])) == [b]
-        assert run(queue.ack([b])) == []
+        assert [*run(queue.ack([c, ready, *never, a, c]))] == [c, a]
+        assert [*run(queue.requeue([a, ready, b, *never, b]))] == [b]
+        assert [*run(queue.ack([b]))] == []
         assert [run(queue.length()), run(queue.depth())] == [3, 3]
 
     @since("0.4")
@@ -129,7 +129,7 @@ class CaseClauses(QueueClauses):
         assert [run(queue.length()), run(queue.depth())] == [depth - len(unacked), depth]
         read = marked(run(queue.ackfold(unacked[::-1])))
         assert [number for number, _ in read] == [*range(0, self.many, 3)][::-1]
-        assert run(queue.ack(unacked)) == unacked
+        assert [*run(queue.ack(unacked))] == unacked
         assert marked(run(queue.fetch(2))) == [(1, True), (2, True)]
 
     @pytest.mark.parametrize("is_deep", [False, True], ids=["in memory", "paged out"])
@@ -146,7 +146,7 @@ class CaseClauses(QueueClauses):
         run(queue.requeue(tags_of(found)))
         queue.set_ram_target(None)
         assert run(queue.expire(5)) == EXPIRING[0], "a message without a time never expires"
-        assert run(queue.drop()) == tags_of(found[:1])
+        assert [*run(queue.drop())] == tags_of(found[:1])
         assert run(queue.expire(5)) == EXPIRING[6]
         assert marked(run(queue.fetch(2))) == [(6, False), (7, False)]
         assert run(queue.dropwhile(lambda found: True)) is None
@@ -161,10 +161,10 @@ class CaseClauses(QueueClauses):
 
         assert run(queue.purge()) == 4
         assert [run(queue.length()), run(queue.depth())] == [0, 6]
-        assert run(queue.requeue(tags[:2])) == tags[:2]
+        assert [*run(queue.requeue(tags[:2]))] == tags[:2]
         assert run(queue.purge_acks()) == 4
         assert [run(queue.length()), run(queue.depth())] == [2, 2]
-        assert run(queue.ack(tags)) == []
+        assert [*run(queue.ack(tags))] == []
         assert marked(run(queue.fetch(9))) == [(0, True), (1, True)]
 
     @since("0.4")
@@ -180,7 +180,7 @@ class CaseClauses(QueueClauses):
                 run(bounded(queue, target))
             run(queue.publish(bodies[self.many + start :][:50]))
             found = run(queue.fetch(50))
-            assert run(queue.ack(tags_of(found))) == tags_of(found)
+            assert [*run(queue.ack(tags_of(found)))] == tags_of(found)
             assert marked(found) == [(n, False) for n in range(half + start, half + start + 50)]
 
         left = marked(run(queue.fetch(2 * self.many)))
@@ -242,7 +242,7 @@ class CaseClauses(QueueClauses):
     @pytest.mark.parametrize("way", ["aclose", "delete"])
     @since("0.4")
     def test_a_closed_queue_refuses_every_call(self, run: Run, queue: BackingQueue, way: str) -> None:
-        """After `aclose` and `delete`, every method raises `Misuse`. Both may be called again."""
+        """After `aclose` and `delete`, every other method raises `Misuse`."""
 
         async def called(name: str) -> None:
             match name:
@@ -259,8 +259,7 @@ class CaseClauses(QueueClauses):
         for name in (*CALLS, "put", "fold", "dropwhile", "fetchwhile"):
             with raises(Misuse, f"{name} after {way}"):
                 run(called(name))
-        run(queue.delete())
-        run(queue.aclose())
+        run(getattr(queue, way)())
 
     @since("0.4")
     def test_every_put_is_confirmed(self, run: Run, queue: BackingQueue) -> None:
