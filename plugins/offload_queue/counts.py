@@ -19,15 +19,16 @@ class ReferenceCounts:
 
     __slots__ = ("_low", "_refs", "_sizes", "end", "first")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, *, room: int = 0) -> None:
         self.first = self.end = self._low = first
-        self._refs, self._sizes = np.zeros(_STEP, np.uint32), np.zeros(_STEP, np.uint32)
+        room += _STEP
+        self._refs, self._sizes = np.zeros(room, np.uint32), np.zeros(room, np.uint32)
 
     def append(self, references: int, sizes: npt.NDArray[np.uint32]) -> None:
         """Add offsets behind the last one, each with so many references."""
         at, count = self.end - self.first, len(sizes)
         if at + count > len(self._refs):
-            room = max(2 * (at + count), _STEP)
+            room = (at + count) * 5 // 4 + _STEP
             for name in ("_refs", "_sizes"):
                 grown = np.zeros(room, np.uint32)
                 grown[:at] = getattr(self, name)[:at]
@@ -38,7 +39,8 @@ class ReferenceCounts:
 
     def refer(self, tags: MessageTags) -> None:
         """Add a reference to each of these."""
-        self._refs[tags - self.first] += 1
+        for begin in range(0, len(tags), _STEP):
+            self._refs[tags[begin : begin + _STEP] - self.first] += 1
 
     def release(self, tags: MessageTags) -> None:
         """Remove a reference from each of these. Those below `first` have none."""

@@ -147,6 +147,17 @@ _DECODER: Final = msgspec.msgpack.Decoder(Control)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
+def unpacked(parts: Sequence[PackedOffsets]) -> MessageTags:
+    """Return the offsets of all parts in one array, and no more memory than that and one part."""
+    found = np.empty(sum(1 + len(part.differences) // max(part.width, 1) for part in parts), np.int64)
+    at = 0
+    for part in parts:
+        offsets = part.unpack()
+        found[at : at + len(offsets)] = offsets
+        at += len(offsets)
+    return found
+
+
 def head_of(queues: Sequence[int], properties: MessageProperties = PLAIN) -> bytes:
     """Return what is before the body of a message."""
     expires_ms, priority, headers = properties

@@ -28,12 +28,15 @@ from offload_queue.log_records import (
     Acks,
     Control,
     MessageTags,
+    PackedOffsets,
     QueueDeclared,
     QueueDeleted,
     StoreState,
     decode_control,
+    unpacked,
 )
 from offload_queue.message_store import MessageStore, OnFull
+from offload_queue.offset_set import OffsetSet
 from offload_queue.positions import QueuePositions, QueueRun
 from offload_queue.stored_queue import StoredQueue
 
@@ -164,19 +167,18 @@ def _queues(
             for acks in control.queues:
                 if acks.on_tier and acks.queue in queues:
                     queues[acks.queue].places.ack_offsets(acks.offsets.unpack())
-    tags: dict[int, list[MessageTags]] = {}
+    packed: dict[int, list[PackedOffsets]] = {}
     for index in indexes:
-        for number, packed in index.queues:
+        for number, each in index.queues:
             if number in queues:
-                tags.setdefault(number, []).append(packed.unpack())
-    for number, arrays in tags.items():
-        places = queues[number].places
-        near = np.concatenate(arrays)
-        if len(near) > 1 and np.diff(near).min() <= 0:
+                packed.setdefault(number, []).append(each)
+    for number, parts in packed.items():
+        near = unpacked(parts)
+        if len(near) > 1 and (near[1:] <= near[:-1]).any():
             raise Corrupt("messages of a queue", log.where, expected="ascending offsets", found=number)
-        places.near.add(near[np.searchsorted(near, state.moved) :])
+        queues[number].places.near = OffsetSet(near[np.searchsorted(near, state.moved) :])
         if number in found.acks:
-            places.near.remove(np.unique(np.concatenate(found.acks[number])))
+            queues[number].places.near.remove(np.unique(np.concatenate(found.acks[number])))
     if not found.is_clean:
         for queue in queues.values():
             queue.places.given = log.next_offset
@@ -184,7 +186,7 @@ def _queues(
 
 
 def _counts(log: LedgerLog, indexes: list[LedgerIndex], queues: dict[int, StoredQueue]) -> ReferenceCounts:
-    counts = ReferenceCounts(log.first_offset)
+    counts = ReferenceCounts(log.first_offset, room=log.next_offset - log.first_offset)
     for index in indexes:
         counts.append(0, np.frombuffer(index.sizes, "<u4"))
     for queue in queues.values():

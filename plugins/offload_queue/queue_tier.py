@@ -66,6 +66,8 @@ SHARED_SIZE_BYTES: Final = 4096
 """A record of this size that several queues have goes to the tier once."""
 CHUNK_SIZE_BYTES: Final = 2**20
 CHUNK_RECORDS: Final = 2**16 - 1
+TRIM_SHARE: Final = 4
+"""The tier is trimmed if what goes is this share of what lives."""
 CONFIRM_INTERVAL_SECONDS: Final = 0.05
 READ_COUNT: Final = 2048
 
@@ -402,8 +404,10 @@ class QueueTier:
         store = self._store
         needed = min((run.offset for run in self._runs()), default=2**63)
         kept = [each for each in store.batches if each.end > needed] or store.batches[-1:]
-        if len(kept) == len(store.batches):
-            return False
+        dead = sum(each.size_bytes for each in store.batches[: -len(kept)])
+        live = sum(run.live_size_bytes for run in self._runs())
+        if len(kept) >= len(store.batches) or dead < live // TRIM_SHARE:
+            return False  # a commit for many of them
         await self.meet()
         await store.checkpoint()  # no durable state may need what goes
         first = kept[0].first

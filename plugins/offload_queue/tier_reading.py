@@ -17,6 +17,10 @@ from offload_queue.log_records import REFERENCE, TAGGED, TIER_MESSAGE, TIER_REFE
 
 __all__ = ["TierReading"]
 
+TAGGED_KINDS: Final = {TIER_MESSAGE, TIER_REFERENCE}
+TAGGED_ROW: Final = np.dtype([("kind", "u1"), ("tag", ">u8")])
+assert TAGGED_ROW.itemsize == TAGGED.size
+
 CURSORS_MAX: Final = 4
 IN_FLIGHT: Final = 3
 LOAD_COUNT_MAX: Final = 4096
@@ -99,11 +103,10 @@ class TierReading:
     async def run(self, offset: int, count: int) -> tuple[MessageTags, list[bytes]]:
         """Return the tags of a run's messages from a tier offset on, and their records as they are there."""
         raw = await self.read(offset, min(count, LOAD_COUNT_MAX))
-        tags = np.empty(len(raw), np.int64)
-        for row, record in enumerate(raw):
-            if len(record) < TAGGED.size or record[0] not in (TIER_MESSAGE, TIER_REFERENCE):
-                raise Corrupt("run of a queue", self._tier.url, expected="a message", found=record[:20])
-            tags[row] = TAGGED.unpack_from(record)[1]
+        heads = [record[: TAGGED.size] for record in raw]
+        if any(len(head) < TAGGED.size for head in heads) or not {head[0] for head in heads} <= TAGGED_KINDS:
+            raise Corrupt("run of a queue", self._tier.url, expected="messages", found=f"offset {offset}")
+        tags = np.frombuffer(b"".join(heads), TAGGED_ROW)["tag"].astype(np.int64)
         if (np.diff(tags) <= 0).any():
             where = f"{self._tier.url}, offset {offset}"
             raise Corrupt("run of a queue", where, expected="ascending tags", found=tags.tolist()[:5])
@@ -112,9 +115,11 @@ class TierReading:
     async def messages(self, raw: list[bytes]) -> list[bytes]:
         """Return the messages of a run's records: those of references are read where they lie."""
         at = TAGGED.size
-        if not any(record[0] == TIER_REFERENCE for record in raw):
+        targets = (
+            [reference_of(record) for record in raw] if TIER_REFERENCE in {each[0] for each in raw} else []
+        )
+        if not targets:
             return [record[at:] for record in raw]
-        targets = [reference_of(record) for record in raw]
         bodies = {offset: b"" for offset in targets if offset is not None}
         for offset in sorted(bodies):
             bodies[offset] = (await self.read(offset, 1))[0]

@@ -321,11 +321,12 @@ class VariableQueue(BackingQueue):
             tags, records = await self._tier_side().records(run, at)
             if run.loaded != at or run not in places.runs:
                 return  # the run was collected meanwhile
-            ready = set(places.loaded(run, tags).tolist())
-            for tag, record in zip(tags.tolist(), records, strict=True):
-                if tag in ready:
-                    self._queue.records[tag] = record
-                    self._queue.ram_size_bytes += len(record)
+            ready = places.loaded(run, tags)
+            if len(ready) < len(tags):
+                there = np.isin(tags, ready).tolist()
+                records = list(compress(records, there))
+            self._queue.records.update(zip(ready.tolist(), records, strict=True))
+            self._queue.ram_size_bytes += sum(map(len, records))
 
     async def _read(self, tags: MessageTags) -> Sequence[bytes | None]:
         """Return records by ascending tags, from the log or the tier. None: it is gone since."""

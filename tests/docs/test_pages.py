@@ -190,7 +190,7 @@ def test_each_line_of_the_readme_that_says_where_to_begin_has_four_pages_and_eac
 
 def test_task_pages_say_when_what_you_will_see_and_what_to_do_if_it_fails():
     tasks = (DOCS / "README.md").read_text(encoding="utf-8").partition("## Tasks")[2].partition("\n## ")[0]
-    code = {"embedding.md", "programs.md", "sources.md", "write-a-backend.md"}
+    code = {"embedding.md", "programs.md", "queues.md", "sources.md", "write-a-backend.md"}
     pages = {*re.findall(r"\]\(([\w-]+\.md)\)", tasks)} - code
     parts = ("**When you need it.**", "**The command.**", "**What you will see.**", "f it fails")
 
