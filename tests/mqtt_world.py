@@ -16,7 +16,7 @@ from typing import Self
 
 from log_contract import records_of
 from offload_mqtt.topic_record import columns_of
-from paho.mqtt.client import Client, MQTTMessageInfo
+from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 from ready import ReadyCommand
 
@@ -42,9 +42,9 @@ class Publisher:
         self._client.max_inflight_messages_set(1000)
         self._client.connect("127.0.0.1", port)
         self._topic_of, self._rate = topic_of, rate
-        self._sent: list[MQTTMessageInfo] = []
+        self._client.on_publish = lambda *_: self._confirm()
         self._stopping = threading.Event()
-        self.published = 0
+        self.published = self.confirmed = 0
         self._thread = threading.Thread(target=self._publish)
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class Publisher:
         """Publish no more, and wait until all is confirmed."""
         self._stopping.set()
         self._thread.join()
-        until(lambda: all(each.is_published() for each in self._sent), timeout_seconds)
+        until(lambda: self.confirmed == self.published, timeout_seconds)
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -69,9 +69,12 @@ class Publisher:
             due = int((time.monotonic() - began) * self._rate)
             while self.published < due and not self._stopping.is_set():
                 number = self.published
-                self._sent.append(self._client.publish(self._topic_of(number), b"%d" % number, qos=1))
+                self._client.publish(self._topic_of(number), b"%d" % number, qos=1)
                 self.published += 1
             time.sleep(0.005)
+
+    def _confirm(self) -> None:
+        self.confirmed += 1
 
 
 def publish(port: int, messages: list[tuple[str, bytes]], *, retain: bool = False, qos: int = 1) -> None:
