@@ -10,7 +10,7 @@ from offload.cli.kit.arguments import EachObject, EncryptedOnly, Keys, OnlyStrea
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, print_json, print_note, print_objects, size_text
+from offload.cli.kit.output import counted, print_json, print_note, print_notes, print_objects, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -63,6 +63,7 @@ def verify(
                     report=report,
                     progress=lambda seen: show(_seen(seen)),
                 )
+            print_notes([f"not proved: {each}" for each in catalogue.unproved])
 
     try:
         run_async(main)

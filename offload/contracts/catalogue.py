@@ -138,6 +138,11 @@ class Catalogue(ABC):
         """What a person must know to read this place right, one line each. None by default."""
         return ()
 
+    @property
+    def unproved(self) -> Sequence[str]:
+        """What a verify cannot prove of this place, one line each. None by default."""
+        return ()
+
     @abstractmethod
     async def open(self) -> None:
         """Check that the place is a tier. Raises `NotOffloaded` if it is not. Idempotent."""

@@ -106,6 +106,12 @@ class Backend(Declaration):
     None. A caller's wish for a part that is not named here is refused.
     """
 
+    marker: str = ""
+    """For kind `catalogue`: the beginning of keys by which a place of this layout is known, up to a `/`.
+
+    If somebody names such a place by the URL of its store, the error says how to name it.
+    """
+
     capabilities: Capabilities | None = None
     """The capabilities of its stores, if they do not depend on the place."""
 

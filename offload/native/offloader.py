@@ -231,6 +231,11 @@ class ObjectStoreOffloader(LedgerOffloader):
                 self._found = await self._place.make()
 
     @property
+    def is_open(self) -> bool:
+        """Whether the place was found to be a tier, or was made one."""
+        return self._found is not None
+
+    @property
     def default_compression(self) -> Compression:
         """The compression of new fragments if a writer names none. Raises `Misuse` before `open`."""
         return self._opened()[0].default_compression

@@ -33,7 +33,7 @@ from offload.model.tree import EntryTree
 from offload.store.read_only import ReadOnlyStore
 from offload_rabbitmq_s3.fragment import RabbitmqFragment
 from offload_rabbitmq_s3.keys import STREAMS, RabbitmqKey, is_stream_id, stream_prefix
-from offload_rabbitmq_s3.objects import rows_of_stored, uid_of
+from offload_rabbitmq_s3.objects import RabbitmqManifest, rows_of_stored, uid_of
 from offload_rabbitmq_s3.roots import (
     ChosenRoot,
     chosen_root,
@@ -55,11 +55,6 @@ VERSIONS_OF_EPOCH: Final = 10**20
 
 GROUPS_KEPT: Final = 64
 """So many groups are in memory: some 100 KiB for each, at the plugin's 1,024 entries."""
-
-NOTES: Final = (
-    "a lookup by time takes chunks to be in the order of their times: the bucket has no others",
-    "not proved: the bucket has checksums of messages alone, so epochs, filters and trailers may be damaged",
-)
 
 
 def open_catalogue(
@@ -94,13 +89,13 @@ class RabbitmqS3Catalogue(Catalogue):
 
     @property
     def notes(self) -> Sequence[str]:
-        """That times are trusted, what nothing proves, and the other roots of streams that were looked at."""
-        return (*NOTES, *self.root_notes)
-
-    @property
-    def root_notes(self) -> Sequence[str]:
         """A note for each stream that has several roots, and that was looked at."""
         return [*self._notes.values()]
+
+    @property
+    def unproved(self) -> Sequence[str]:
+        """See `Catalogue.unproved`."""
+        return ["the bucket has checksums of messages alone, so epochs, filters and trailers may be damaged"]
 
     async def open(self) -> None:
         """Raise as `streams` does."""
@@ -132,7 +127,7 @@ class RabbitmqS3Catalogue(Catalogue):
         self._notes.pop(stream, None)
         if root.note is not None:
             self._notes[stream] = root.note
-        return self.view_of(committed_in(root))
+        return RabbitmqS3View(EntryTree(committed_in(root), self.load_group), self._store, root.manifest)
 
     async def root(self, stream: str) -> ChosenRoot:
         """Return the root that `view` reads. Raises as `chosen_root`, and as `streams` if roots are given."""
@@ -183,11 +178,12 @@ class RabbitmqS3Catalogue(Catalogue):
 class RabbitmqS3View(EntryView):
     """One stream, as one root has it."""
 
-    __slots__ = ("_last", "_store")
+    __slots__ = ("_last", "_root", "_store")
 
-    def __init__(self, tree: EntryTree, store: ObjectStore) -> None:
+    def __init__(self, tree: EntryTree, store: ObjectStore, root: RabbitmqManifest | None = None) -> None:
+        """`root` has the times that a walk compares. A view that another process planned has none."""
         super().__init__(tree)
-        self._store = store
+        self._store, self._root = store, root
         self._last: tuple[Entry, ReadHandle] | None = None
 
     @property
@@ -211,6 +207,10 @@ class RabbitmqS3View(EntryView):
             async for run in runs:
                 if offset <= committed.first_offset and reached is None:
                     self._check("first offset", committed.first_offset, int(run["first_offset"][0]))
+                    if (root := self._root) is not None:
+                        stated = root.first_timestamp_ms, root.first_last_timestamp_ms
+                        times = (int(run[f"{edge}_timestamp_ms"][0]) for edge in ("first", "last"))
+                        self._check("times of the first fragment", stated, tuple(times))
                 size_bytes += sum(run["data_size_bytes"].tolist())
                 reached = int(run["first_offset"][-1]) + int(run["records"][-1])
                 yield run
@@ -242,7 +242,7 @@ class RabbitmqS3View(EntryView):
             self._last = entry, RabbitmqFragment(self._store, str(key), self.committed.stream, entry)
         return self._last[1]
 
-    def _check(self, what: str, expected: int, found: int) -> None:
+    def _check(self, what: str, expected: object, found: object) -> None:
         if expected != found:
             raise Corrupt(what, self.where, expected=expected, found=found, stream=self.committed.stream)
 

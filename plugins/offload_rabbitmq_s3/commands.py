@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -12,7 +13,7 @@ from offload.cli.kit.output import counted, error_line, print_json, print_note, 
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
-from offload.ground.errors import NotOffloaded
+from offload.ground.urls import FILE_SCHEME, folder_named
 from offload.read.reader import StreamReader
 from offload_rabbitmq_s3.catalogue import PREFIX, RabbitmqS3Catalogue
 from offload_rabbitmq_s3.exporting import ExportedStream, RabbitmqS3Export
@@ -67,13 +68,13 @@ def scan(
     found = RabbitmqS3Scan()
 
     async def main() -> None:
-        tier = RabbitmqS3Catalogue(state.store(plain_url(url), option), url)
+        tier = state.catalogue(url if plain_url(url) != url else _prefixed(url), option)
+        assert isinstance(tier, RabbitmqS3Catalogue)
+        await tier.open()  # it looks for a given root
         with progress(json=json) as show:
             await scan_bucket(tier, found, lambda seen: show(_scanned(seen)))
 
     run_async(main)
-    if not found.streams:
-        raise NotOffloaded(f"{url} has no stream of rabbitmq-stream-s3")
     if json:
         print_json(as_json(found), indent=2)
     else:
@@ -141,6 +142,12 @@ def export(
 def plain_url(url: str) -> str:
     """Return the URL of the store itself."""
     return url[len(PREFIX) :] if url[: len(PREFIX)].lower() == PREFIX else url
+
+
+def _prefixed(url: str) -> str:
+    """Return the URL of the tier in a store."""
+    path = folder_named(url)
+    return PREFIX + (url if path is None else f"{FILE_SCHEME}://{quote(str(path.absolute()))}")
 
 
 def _exported(name: str, done: ExportedStream) -> CommandProgress:

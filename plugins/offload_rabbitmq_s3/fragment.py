@@ -4,9 +4,11 @@ The index does not have the types of chunks. Only a chunk of one record can be a
 needs the headers of these chunks as well. They are read by ranges that leave out larger gaps.
 
 Invariants: a chunk is returned only if its header continues the offsets, agrees with the index, and has the
-CRC-32 of its data; nothing is allocated by a size that only an entry or an index states.
+CRC-32 of its data; epochs of chunks that are read together never fall; nothing is allocated by a size that
+only an entry or an index states.
 
-Not promised: that epoch, filter and trailer of a chunk are undamaged. No checksum in the bucket covers them.
+Not promised: that filter and trailer of a chunk are undamaged, and its epoch, if its neighbours are not read
+with it. No checksum in the bucket covers them.
 """
 
 from __future__ import annotations
@@ -116,6 +118,12 @@ class RabbitmqFragment(ReadHandle):
             check_fragment_header(bytes(raw[:start]), where=self._key)
         chunks = memoryview(raw)[start - begin :]
         check_chunks(chunks, rows, window_position=start, where=self._key)
+        epochs = headers_at(chunks, rows["position"] - np.uint64(start))["epoch"]
+        falls = np.flatnonzero(epochs[1:] < epochs[:-1])
+        if len(falls):
+            row = int(falls[0]) + 1
+            at, least = int(rows["position"][row]), f"{epochs[row - 1]} or more"
+            raise Corrupt("epoch", self._key, position=at, expected=least, found=int(epochs[row]))
         return chunks
 
     async def _read_table(self) -> ChunkTable:

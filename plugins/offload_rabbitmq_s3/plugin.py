@@ -35,6 +35,7 @@ def offload_backends() -> Sequence[Backend]:
             options=("root",),
             opens_stores=True,
             takes=("env", "limits", "metrics"),
+            marker="rabbitmq/stream/",
         )
     ]
 

@@ -61,7 +61,7 @@ class RabbitmqS3Source(Source):
     @property
     def notes(self) -> Sequence[str]:
         """Which streams the last call of `streams` left out, and which roots were not read."""
-        return (*self._left_out, *self._tier.root_notes)
+        return (*self._left_out, *self._tier.notes)
 
     async def streams(self) -> Sequence[RabbitmqS3Stream]:
         """Return the streams that have a root. One list for each folder."""

@@ -307,6 +307,21 @@ def test_a_group_of_another_root_at_the_same_offset_is_another_group() -> None:
     asyncio.run(main())
 
 
+def test_the_layout_is_named_if_it_is_missing_in_the_url(tmp_path: Path) -> None:
+    error = offload("ls", str(DATA / "batches")).error
+
+    assert "is no tier" in error
+    assert error.endswith("; it has objects of rabbitmq+file://: put that before it")
+    assert "objects of" not in offload("ls", tmp_path).error
+
+
+def test_only_a_verify_says_what_a_bucket_cannot_prove() -> None:
+    url = f"rabbitmq+file://{DATA / 'tiny'}"
+
+    assert offload("ls", url).stderr == offload("read", url, "tiny").stderr == ""
+    assert "note: not proved: the bucket has checksums of messages alone" in offload("verify", url).stderr
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     absent, empty = tmp_path / "absent", tmp_path / "empty"
     empty.mkdir()
@@ -494,22 +509,24 @@ def test_a_flipped_bit_is_found_or_is_in_the_list_of_what_nothing_proves() -> No
                     unproved[place_of(row.key, at, raw)] += 1
                     assert await bodies_from(tier_of(bucket.store)) == expected
             await bucket.store.put(row.key, Body.of(raw))
-        assert {*unproved} == {"times of the root", "epoch of a chunk"}
+        assert {*unproved} == {"epoch of the first or the last chunk"}
 
     asyncio.run(main())
 
 
 def place_of(key: str, at: int, raw: bytes) -> str:
     """Name the part of an object that a byte is in."""
-    if "/root." in key and 24 <= at < 40:
-        return "times of the root"
     if key.endswith("fragment"):
         start = 8
         while start + 48 <= len(raw) and raw[start] == 0x50:
             *_, size, trailer, filtered = CHUNK.unpack_from(raw, start)
+            end = start + 48 + size + trailer + filtered
             if start + 16 <= at < start + 24:
-                return "epoch of a chunk"
-            start += 48 + size + trailer + filtered
+                is_inner = start > 8 and raw[end] == 0x50
+                return (
+                    "epoch of a chunk between others" if is_inner else "epoch of the first or the last chunk"
+                )
+            start = end
     return f"{key.rpartition('.')[2]} at byte {at}"
 
 
@@ -540,7 +557,8 @@ def test_a_total_size_that_the_fragments_do_not_have_is_damage(total: int) -> No
             await bucket.append(bucket.messages(2))
         size = sum(each.size for each in bucket.fragments())
         bucket.epoch = 2
-        root = manifest_of(0, bucket.entries, (bucket.next, 0, size + total))
+        last_ms = bucket.fragments()[0].last_ms
+        root = manifest_of(0, bucket.entries, (bucket.next, last_ms, size + total))
         await bucket.put("metadata/root.2.00000001.manifest", root)
 
         [damage] = (await verify(tier_of(bucket.store))).damages

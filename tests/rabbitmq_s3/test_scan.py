@@ -54,6 +54,20 @@ def test_people_see_a_row_for_each_stream_and_a_line_for_each_object() -> None:
     assert "3 objects of others" in ran.stderr
 
 
+@pytest.mark.parametrize("prefix", ["", "rabbitmq+file://"])
+def test_another_root_can_be_given(prefix: str) -> None:
+    stream = MANIFEST["batches"]["stream"]
+    scan = ("rabbitmq-s3", "scan", f"{prefix}{DATA / 'batches'}", "--json", "--option")
+
+    given = offload(*scan, f"root={stream}:1.a170b338").document["streams"][0]
+    absent = offload(*scan, f"root={stream}:9.00000001")
+
+    assert given["root"].endswith("root.1.a170b338.manifest")
+    newest = [one["reason"] for one in given["unused"] if one["object"] == MANIFEST["batches"]["root"]]
+    assert newest == ["newer root"]
+    assert (absent.code, "has no root 9.00000001" in absent.error) == (1, True)
+
+
 def test_a_trimmed_group_that_the_root_names_is_in_use_and_its_dead_children_are_not() -> None:
     async def main() -> None:
         bucket = Bucket(branching=3)
@@ -202,7 +216,7 @@ def test_a_place_without_a_stream_is_an_error(tmp_path: Path) -> None:
     ran = offload("rabbitmq-s3", "scan", str(tmp_path))
 
     assert ran.code == 1
-    assert "no stream of rabbitmq-stream-s3" in ran.stderr
+    assert "has no stream below rabbitmq/stream/" in ran.stderr
 
 
 def test_a_scan_changes_nothing() -> None:

@@ -28,13 +28,16 @@ from offload.contracts.keys import KeyService
 from offload.contracts.listener import Listener
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import RequestLimits
+from offload.contracts.plugin import Backend
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.contracts.target import RestoreTarget
 from offload.ground.env import Env
-from offload.ground.errors import Corrupt, Misuse
+from offload.ground.errors import Corrupt, Misuse, NotOffloaded
+from offload.ground.urls import FILE_SCHEME, scheme_of
 from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
+from offload.native.layout_check import native_or_none
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.opening.backends import as_offloader
@@ -164,7 +167,25 @@ class CommandContext:
             except Corrupt:
                 print_notes(catalogue.notes)
                 raise
+            except NotOffloaded as error:
+                if layout := await self._layout_of(catalogue, url, options):
+                    raise NotOffloaded(f"{error}; it has objects of {layout}: put that before it") from error
+                raise
             print_notes(catalogue.notes)
+
+    async def _layout_of(self, catalogue: Catalogue, url: str, options: Sequence[str] | None) -> str | None:
+        """If the place is no tier, return the scheme by which a place that another program wrote is named."""
+        objects = native_or_none(catalogue)
+        if objects is None or objects.is_open:
+            return None
+        end = f"+{scheme_of(url) or FILE_SCHEME}"
+        async with aclosing(self.store(url, options)) as store:
+            for each in [each.declaration for each in self.plugins.of_kind("backend")]:
+                named = [scheme for scheme in each.schemes if scheme.endswith(end)]
+                marker = each.marker if isinstance(each, Backend) else ""
+                if marker and named and [key async for key in store.level(marker)]:
+                    return f"{named[0]}://"
+        return None
 
     def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
         def announce(event: Event) -> None:
