@@ -51,8 +51,8 @@ class QueueWorld(TierWorld):
     ) -> Vhost:
         """Open the vhost in the newest folder."""
         store = await open_store(
-            self.folder / str(self.machines), log_size_bytes_max=bound, on_full=on_full, instance=took,
-            env=self.env(), disk=disk,
+            self.folder / str(self.machines), log_size_bytes_max=bound, on_full=on_full,
+            begin=lambda: _soon(took), env=self.env(), disk=disk,
         )  # fmt: skip
         tier = QueueTier(store, self.tier(), STREAM, confirms=confirms, move_size_bytes=3000)
         return Vhost(store, tier)
@@ -120,6 +120,10 @@ class Vhost:
         tags = np.arange(store.counts.first, store.counts.end)
         references = store.counts.references(tags)
         assert counted == {int(tag): int(count) for tag, count in zip(tags, references, strict=True) if count}
+
+
+async def _soon(state: StoreState | None) -> StoreState | None:
+    return state
 
 
 async def bodies_of(queue: VariableQueue) -> list[bytes]:

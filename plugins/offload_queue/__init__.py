@@ -19,14 +19,17 @@ if TYPE_CHECKING:
         QueueDelivery,
         QueueRates,
     )
+    from offload_queue.declared_queue import DeclaredQueue
     from offload_queue.memory_queue import MemoryPlace, MemoryQueue
     from offload_queue.priority_queue import PriorityQueue
+    from offload_queue.queue_vhost import QueueVhost
     from offload_queue.restarts import GivenUp, RestartLimit
     from offload_queue.variable_queue import VariableQueue
-    from offload_queue.vhosts import QueueVhost, Vhosts
+    from offload_queue.vhosts import Vhosts
 
 __all__ = [
     "BackingQueue",
+    "DeclaredQueue",
     "GivenUp",
     "HeldMessage",
     "MemoryPlace",
@@ -44,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "BackingQueue": "offload_queue.backing_queue",
+    "DeclaredQueue": "offload_queue.declared_queue",
     "GivenUp": "offload_queue.restarts",
     "HeldMessage": "offload_queue.backing_queue",
     "MemoryPlace": "offload_queue.memory_queue",
@@ -53,7 +57,7 @@ _HOMES = {
     "PublishedMessages": "offload_queue.backing_queue",
     "QueueDelivery": "offload_queue.backing_queue",
     "QueueRates": "offload_queue.backing_queue",
-    "QueueVhost": "offload_queue.vhosts",
+    "QueueVhost": "offload_queue.queue_vhost",
     "RestartLimit": "offload_queue.restarts",
     "VariableQueue": "offload_queue.variable_queue",
     "Vhosts": "offload_queue.vhosts",

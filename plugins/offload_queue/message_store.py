@@ -402,6 +402,8 @@ class MessageStore:
                 if task is not None:
                     task.cancel()
                     await asyncio.wait([task])
+            async with self._progress:
+                self._progress.notify_all()  # publishers that wait for room find it closed
             await self.log.aclose()
 
 

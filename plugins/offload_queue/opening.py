@@ -11,6 +11,7 @@ A log whose last record is a clean state was closed. Otherwise all messages coun
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,11 +69,14 @@ async def open_store(
     *,
     log_size_bytes_max: int = LOG_SIZE_BYTES_MAX,
     on_full: OnFull = "block",
-    instance: StoreState | None = None,
+    begin: Callable[[], Awaitable[StoreState | None]] | None = None,
     env: Env | None = None,
     disk: Disk | None = None,
 ) -> MessageStore:
     """Open the store of a folder, or create it, by default with the state of a new instance.
+
+    `begin` returns the state with which a new store begins. It is called only if the log has no record: after
+    a crash before its state is in the log, it is called again.
 
     Raises `Conflict` if a process has it open, and `Corrupt` for damage that no crash explains.
     """
@@ -86,7 +90,8 @@ async def open_store(
         indexes = await _indexes(log, index_folder)
         found = _content(indexes, log)
         is_new = found.state is None
-        if is_new and instance is not None and not indexes:
+        instance = await begin() if begin is not None and not indexes else None
+        if instance is not None:
             await log.begin(instance.moved)
         state = found.state or instance or StoreState(env.uuid().hex, 0, 1, True, [], [])
         queues, next_queue = _queues(state, found, log, indexes)

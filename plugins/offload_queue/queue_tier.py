@@ -321,15 +321,16 @@ class QueueTier:
         """Add what lives in a ledger of the tier."""
         found: list[tuple[StoredQueue, QueueRun, MessageTags, MessageTags, list[bytes]]] = []
         raw: list[bytes]
-        for queue in self._store.queues.values():
-            for run in queue.places.runs:
-                if collected.first <= run.offset < collected.end:
-                    kept = np.flatnonzero(run.marks != ACKED)
-                    tags, raw = np.empty(0, np.int64), []
-                    while len(raw) < run.count:
-                        part, more = await self._reading.run(run.offset + len(raw), run.count - len(raw))
-                        tags, raw = np.concatenate([tags, part]), raw + more
-                    found.append((queue, run, kept, tags[kept], [raw[row] for row in kept.tolist()]))
+        # A list: queues are declared and deleted while this reads.
+        queues = [(queue, run) for queue in self._store.queues.values() for run in queue.places.runs]
+        for queue, run in queues:
+            if collected.first <= run.offset < collected.end:
+                kept = np.flatnonzero(run.marks != ACKED)
+                tags, raw = np.empty(0, np.int64), []
+                while len(raw) < run.count:
+                    part, more = await self._reading.run(run.offset + len(raw), run.count - len(raw))
+                    tags, raw = np.concatenate([tags, part]), raw + more
+                found.append((queue, run, kept, tags[kept], [raw[row] for row in kept.tolist()]))
         targets = {each for *_, raw in found for record in raw if (each := reference_of(record)) is not None}
         places: dict[int, int] = {}
         for target in sorted(targets):

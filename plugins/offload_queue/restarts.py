@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
-from offload.ground.errors import Misuse
+from offload.ground.errors import Denied, Fenced, Misuse, OffloadError
 
-__all__ = ["GivenUp", "RestartLimit", "Restarts"]
+__all__ = ["GivenUp", "RestartLimit", "Restarts", "down"]
 
 
 class GivenUp(StrEnum):
@@ -66,6 +66,25 @@ class Restarts:
         self._begun.append(now_seconds)
         return True
 
+    @property
+    def recent(self) -> int:
+        """The number of restarts that count, as of the last failure."""
+        return len(self._begun)
+
     def forget(self) -> None:
         """Forget all restarts: a person has looked at the part."""
         self._begun.clear()
+
+
+def down(what: str, error: BaseException) -> OffloadError:
+    """Return the error of every call to a part that is down: of the class of what ended it, or a `Denied`."""
+    text = f"{what} is down after: {error}"
+    if not isinstance(error, Fenced):
+        text += ". Mend the cause, then open the vhost or restart the queue again"
+    if not isinstance(error, OffloadError):
+        return Denied(text)
+    remade, arguments, attributes = error.__reduce__()[:3]
+    found: OffloadError = remade(*arguments)
+    found.__dict__.update(attributes)
+    found.args = (text,)
+    return found
