@@ -15,9 +15,9 @@ import typer
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, StreamOrGlob, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.indexes import By, no_value, spec_of
-from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
 from offload.cli.kit.names import streams_meant
 from offload.cli.kit.output import counted, print_note, size_text
+from offload.cli.kit.reading import printed
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.cli.read import At, Decode, Limit, Print, To
 from offload.contracts.catalogue import Catalogue
@@ -31,6 +31,7 @@ from offload.model.position import Position
 from offload.read.batches import PartRun
 from offload.read.reader import reason_of
 from offload.showing.lines import Format
+from offload.showing.message_output import MessageOutput
 
 GivenTerms = Annotated[
     list[str] | None,
@@ -83,7 +84,7 @@ def find(
         indexed_only=indexed_only,
     )
 
-    make = partial(MessageOutput, how, decoder_or_raw(state, decode))
+    make = partial(printed, state, decode, how)
     try:
         run_async(partial(search.run, tier, option, stream, make))
     finally:

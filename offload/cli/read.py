@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.message_output import MessageOutput, decoder_or_raw
 from offload.cli.kit.output import print_note
 from offload.cli.kit.reading import (
-    AnyReader,
     AskedBroker,
     Beside,
     HoldBack,
     open_reader,
     place_in,
     print_sides,
+    printed,
+    so_far,
 )
 from offload.cli.kit.state import CommandContext, position_of, run_async
-from offload.formats.records import RecordRun
 from offload.ground.errors import Misuse, TryAgain
-from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
-from offload.model.record_columns import RecordBytes
-from offload.read import joined
-from offload.read.batches import PartRun
+from offload.model.position import PartOffset
 from offload.read.chunk_filter import ChunkFilter
-from offload.read.reader import IN_FLIGHT, Messages, StreamReader
+from offload.read.reader import IN_FLIGHT
 from offload.showing.lines import Format
+from offload.showing.message_output import MessageOutput
+from offload.showing.reading import AnyReader, ReadingEnd, end_of_reading, messages_shown, runs_to_show
 from offload.two_sides.choice import ReadPriority
-
-_Until = AtOffset | AtTime | PartOffset | None
-"""Where reading ends: before this place, or where this offset or time is met first."""
-
 
 At = Annotated[
     str,
@@ -140,15 +133,15 @@ def read(
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     beside = Beside.of(source, priority, hold_back, broker)
     position, end = position_of(start), None if to is None else position_of(to)
-    output = MessageOutput(how, decoder_or_raw(state, decode), _filter(values, match_unfiltered, source))
+    output = printed(state, decode, how, chosen=_filter(values, match_unfiltered, source))
 
     async def main() -> None:
         async with (
             state.opened_to_read(tier, option) as catalogue,
             open_reader(state, catalogue, stream, beside, in_flight=at_once) as reader,
         ):
-            place, until = await place_in(reader, position, part, output.decoder), await _until(reader, end)
-            await _print(_runs(reader, place, until, output, follow=follow), until, limit, output, reader)
+            place = await place_in(reader, position, part, output.decoder)
+            await _print(reader, place, await end_of_reading(reader, end), limit, output, follow=follow)
 
     _ended(main, output)
 
@@ -168,20 +161,24 @@ def _filter(values: list[str] | None, match_unfiltered: bool, source: str | None
         ) from error
 
 
-async def _runs(
-    reader: AnyReader, place: PartOffset, until: _Until, output: MessageOutput, *, follow: bool
-) -> AsyncGenerator[PartRun, None]:
-    # The end is looked up: nothing behind it is fetched, and a filter may hide the message that shows it.
-    if isinstance(reader, StreamReader) and follow:
-        found = _runs_of(reader.follow(place, until=until, caught_up=output.flush, rows_of=output.chosen))
-    elif isinstance(reader, StreamReader):
-        end = None if until is None else await joined.reading_end(reader.parts, place, until)
-        found = reader.runs(place, until=end, rows_of=output.chosen)
-    else:
-        found = _runs_of(reader.follow(place, caught_up=output.flush) if follow else reader.messages(place))
-    async with aclosing(found) as runs:
-        async for each in runs:
-            yield each
+async def _print(
+    reader: AnyReader,
+    place: PartOffset,
+    until: ReadingEnd,
+    limit: int | None,
+    output: MessageOutput,
+    *,
+    follow: bool,
+) -> None:
+    found = runs_to_show(reader, place, until, output, follow=follow)
+    try:
+        async with aclosing(messages_shown(found, until, limit, output)) as runs:
+            async for _ in runs:
+                pass
+    finally:
+        print_sides(reader)
+        if output.chosen is not None:
+            print_note(str(output.chosen))
 
 
 def _ended(main: Callable[[], Coroutine[None, None, None]], output: MessageOutput) -> None:
@@ -189,64 +186,8 @@ def _ended(main: Callable[[], Coroutine[None, None, None]], output: MessageOutpu
     try:
         run_async(main)
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(output.so_far()) from stop
+        raise KeyboardInterrupt(so_far(output)) from stop
     except TryAgain:  # any other error would come again at this offset: no advice to resume there
-        output.advise()
+        if output.next_offset is not None:
+            print_note(so_far(output))
         raise
-
-
-async def _until(reader: AnyReader, end: Position | None) -> _Until:
-    """Return where reading ends. The edges of the stream are those of now."""
-    return await reader.place_of(end) if isinstance(end, AtEdge) else end
-
-
-async def _runs_of(found: AsyncGenerator[Messages, None]) -> AsyncGenerator[PartRun, None]:
-    async with aclosing(found) as batches:
-        async for batch in batches:
-            records = RecordBytes.of(batch.bodies)
-            offsets = np.arange(len(records), dtype=np.uint64) + np.uint64(batch.offset)
-            times = np.full(len(records), batch.timestamp_ms, np.int64)
-            run = RecordRun(offsets, times, records.starts, records.sizes, records.data.data)
-            yield PartRun(batch.part, run)
-
-
-async def _print(
-    found: AsyncGenerator[PartRun, None],
-    until: _Until,
-    limit: int | None,
-    output: MessageOutput,
-    reader: AnyReader,
-) -> None:
-    left = limit
-    try:
-        async with aclosing(found) as runs:
-            while left != 0 and (each := await anext(runs, None)) is not None:
-                wanted = _wanted(each, until)
-                run = each.run.rows(0, len(each.run) if wanted is None else wanted)
-                printed = output.write(PartRun(each.part, run), left)
-                if wanted is not None:
-                    break
-                left = None if left is None else left - printed
-    finally:
-        output.flush()  # the messages before a damaged chunk are sound, and are printed
-        print_sides(reader)
-        if output.chosen is not None:
-            print_note(str(output.chosen))
-
-
-def _wanted(each: PartRun, until: _Until) -> int | None:
-    """Return how many messages of a run come before the end; None if the end is not reached."""
-    run = each.run
-    match until:
-        case PartOffset(part) if each.part > part:
-            return 0
-        case AtTime(timestamp_ms):
-            reached = np.flatnonzero(run.timestamps_ms >= timestamp_ms)
-            return int(reached[0]) if len(reached) else None
-        case AtOffset(offset):
-            pass
-        case PartOffset(part, offset) if each.part == part:
-            pass
-        case _:
-            return None
-    return int(np.searchsorted(run.offsets, np.uint64(offset))) if offset <= run.offsets[-1] + 1 else None

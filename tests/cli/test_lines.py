@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_rabbitmq.decoder import AmqpDecoder
 
-from offload.cli.kit import message_output
+from offload.cli.kit.reading import so_far
 from offload.contracts.decoder import Decoded, Decoder
 from offload.formats.records import RecordRun
 from offload.model.position import iso_of
 from offload.model.record_columns import RecordBytes
 from offload.model.value_text import value_text
 from offload.read.batches import PartRun
+from offload.showing import message_output
 from offload.showing.lines import Format, message_lines, renderer
 
 
@@ -125,8 +126,7 @@ def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest
     monkeypatch.setattr(message_output, "PRINTED_ROWS_MAX", 10)
     monkeypatch.setattr(message_output, "PRINTED_SIZE_BYTES_MAX", 40)
     written = list[bytes]()
-    monkeypatch.setattr(message_output, "write_bytes", lambda data: written.append(bytes(data)))
-    output = message_output.MessageOutput(Format.BODY, None)
+    output = message_output.MessageOutput(Format.BODY, None, write=lambda data: written.append(bytes(data)))
     bodies = [[b"%d" % number for number in range(first, first + 25)] for first in (0, 25)]
     bodies.append([b"x" * 100, b"", b"y"])
     runs = [PartRun(1 + number, run_of(each)) for number, each in enumerate(bodies)]
@@ -144,14 +144,13 @@ def test_output_is_written_in_large_blocks(most: int | None, monkeypatch: pytest
     assert len(written) < len(flat) or len(flat) < 3
 
 
-def test_an_interrupted_read_is_resumed_behind_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_output, "write_bytes", lambda data: None)
-    output = message_output.MessageOutput(Format.BODY, None)
+def test_an_interrupted_read_is_resumed_behind_what_was_written() -> None:
+    output = message_output.MessageOutput(Format.BODY, None, write=lambda data: None)
 
     output.write(PartRun(1, run_of([b"a", b"b"], offset=5)), None)
-    assert output.so_far() == "no message was printed"
+    assert so_far(output) == "no message was printed"
     output.flush()
-    assert output.so_far() == "2 messages printed, up to offset 6; resume with --from 7"
+    assert so_far(output) == "2 messages printed, up to offset 6; resume with --from 7"
     output.write(PartRun(2, run_of([b"c"], offset=0)), None)
     output.flush()
-    assert output.so_far() == "3 messages printed, up to offset 0; resume with --from 1 --part 2"
+    assert so_far(output) == "3 messages printed, up to offset 0; resume with --from 1 --part 2"

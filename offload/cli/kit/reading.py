@@ -6,13 +6,13 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.names import known_name
-from offload.cli.kit.output import counted, print_note
+from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.state import CommandContext
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
@@ -22,13 +22,15 @@ from offload.follow.vouched import VouchedSource
 from offload.ground.errors import Misuse, NotOffloaded
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, iso_of
 from offload.model.quantities import seconds_from
+from offload.read.chunk_filter import ChunkFilter
 from offload.read.joined import part_numbered
 from offload.read.reader import StreamReader, reason_of
 from offload.read.record_times import record_place
+from offload.showing.lines import Format
+from offload.showing.message_output import MessageOutput
+from offload.showing.reading import AnyReader
 from offload.two_sides.choice import ReadPriority, ReadSide
 from offload.two_sides.tiered import TieredReader
-
-AnyReader: TypeAlias = StreamReader | TieredReader
 
 BROKER_USER: Final = "OFFLOAD_BROKER_USER"
 BROKER_PASSWORD: Final = "OFFLOAD_BROKER_PASSWORD"  # noqa: S105 - the name of a variable
@@ -89,6 +91,19 @@ class Beside:
         return VouchedSource(source, broker, env=state.session.env)
 
 
+def printed(
+    state: CommandContext,
+    decoder: str,
+    how: Format,
+    *,
+    chosen: ChunkFilter | None = None,
+    stream: str | None = None,
+) -> MessageOutput:
+    """Return the output of messages to stdout, by the decoder of this name, or by none for `raw`."""
+    found = None if decoder == "raw" else state.decoder(decoder)
+    return MessageOutput(how, found, chosen, write=write_bytes, stream=stream)
+
+
 @asynccontextmanager
 async def open_reader(
     state: CommandContext, catalogue: Catalogue, stream: str, beside: Beside | None, *, in_flight: int
@@ -138,6 +153,15 @@ async def place_in(
     elif isinstance(position, AtTime) and decoder is not None:
         return await record_place(reader, position, place, decoder=decoder)
     return place
+
+
+def so_far(output: MessageOutput) -> str:
+    """Return a sentence on what a read has printed, and how to resume it."""
+    if output.next_offset is None:
+        return "no message was printed"
+    printed = f"{counted(output.messages, 'message')} printed, up to offset {output.next_offset - 1}"
+    in_part = "" if output.part == 1 else f" --part {output.part}"
+    return f"{printed}; resume with --from {output.next_offset}{in_part}"
 
 
 def print_sides(reader: AnyReader) -> None:
