@@ -14,6 +14,7 @@ from offload_queue.message_store import MessageStore
 from offload_queue.opening import open_store
 from offload_queue.priority_queue import PriorityQueue
 from offload_queue.queue_tier import QueueTier
+from offload_queue.queue_vhost import QueueVhost, VhostSettings
 from offload_queue.variable_queue import VariableQueue
 
 from offload import ObjectStoreOffloader
@@ -112,3 +113,30 @@ class TestPriorityQueueOfAStore(Stored):
     async def of_parts(self) -> BackingQueue:
         levels = [await self.store.declare(f"orders/{level}") for level in range(2)]
         return PriorityQueue([VariableQueue(self.store, each, self.side) for each in levels])
+
+
+class TestDeclaredQueue(QueueBackend):
+    """A queue as a program holds it, in a vhost without supervision."""
+
+    many = 3000
+
+    async def open_queue(self) -> BackingQueue:
+        if not hasattr(self, "vhost"):
+            self.vhost, self.numbers, self.lost = await self.started(), count(), list[QueueVhost]()
+        return await self.vhost.declare("orders")
+
+    async def started(self) -> QueueVhost:
+        settings = VhostSettings(tier=None, log_size_bytes_max=2**26, on_full="refuse")
+        vhost = QueueVhost("v", self.folder, settings)
+        await vhost.start()
+        return vhost
+
+    async def end_process(self) -> None:
+        old, self.folder = self.folder, self.folder.with_name(f"place-{next(self.numbers)}")
+        shutil.copytree(old, self.folder)
+        self.lost.append(self.vhost)
+        self.vhost = await self.started()
+
+    async def close_place(self) -> None:
+        for vhost in (*self.lost, self.vhost):
+            await vhost.aclose()
