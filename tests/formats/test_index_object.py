@@ -86,13 +86,19 @@ def test_the_bytes_of_version_1() -> None:
 
 
 def test_every_size_belongs_to_one_number_of_rows() -> None:
-    sizes = [IndexShape(count).size_bytes for count in range(20_000)]
+    sizes = [IndexShape(count).size_bytes for count in range(5_000)]
 
     assert sorted({*sizes}) == sizes
-    assert [IndexShape.of_size(size, where="x").rows for size in sizes] == [*range(20_000)]
-    for size in {*range(max(sizes))} - {*sizes}:
-        with pytest.raises(Corrupt):
-            IndexShape.of_size(size, where="x")
+    assert [IndexShape.of_size(size, where="x").rows for size in sizes] == [*range(5_000)]
+    assert {size for size in range(max(sizes)) if has_a_shape(size)} == {*sizes[:-1]}
+
+
+def has_a_shape(size_bytes: int) -> bool:
+    try:
+        IndexShape.of_size(size_bytes, where="x")
+    except Corrupt:
+        return False
+    return True
 
 
 @given(rows.filter(bool), st.data())

@@ -173,20 +173,17 @@ def test_credit_is_clamped_and_negative_amounts_do_not_count(server: Served) -> 
 
 
 @pytest.mark.parametrize("stream", ["tiny", "batches"])
-def test_every_offset_attaches_at_the_chunk_that_holds_it(server: Served, stream: str) -> None:
+def test_an_offset_attaches_at_the_chunk_that_holds_it(server: Served, stream: str) -> None:
+    """The campaign asks for all offsets, `make test` for five of each chunk."""
     chunks = user_chunks(stream)
-    records = [struct.unpack_from(">I", raw, 4)[0] for raw in chunks]
     with RawClient.opened(server.port) as client:
-        for offset in range(ids(chunks)[0], ids(chunks)[-1] + records[-1]):
-            behind = [
-                chunk
-                for chunk, count in zip(chunks, records, strict=True)
-                if ids([chunk])[0] + count > offset
-            ]
-            client.subscribe(stream, at_offset(offset), credit=1)
+        for raw, first in zip(chunks, ids(chunks), strict=True):
+            offsets = range(first, first + struct.unpack_from(">I", raw, 4)[0])
+            for offset in offsets if CAMPAIGN else {*offsets[:2], offsets[len(offsets) // 2], *offsets[-2:]}:
+                client.subscribe(stream, at_offset(offset), credit=1)
 
-            assert client.delivered(1) == [b"\0" + behind[0]], offset
-            client.ask(UNSUBSCRIBE, b"\0")
+                assert client.delivered(1) == [b"\0" + raw], offset
+                client.ask(UNSUBSCRIBE, b"\0")
 
 
 def test_specifications_attach_where_a_broker_attaches_them(server: Served) -> None:
