@@ -20,9 +20,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(CORE)
 	$(BIN)/offload demo
 
-# In four processes, because tests wait as much as they work. Spark's tests and those of a server begin first, each
-# group in one process (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest --processes 4
+# In six processes: with four, tests waited so often that two cores were idle for a quarter of the time. Spark's tests
+# and those of a server begin first, each group in one process (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest --processes 6
 
 test: $(LOOPS)
 	tests/in_memory $(PYTEST)

@@ -1,4 +1,4 @@
-"""Run the tests in several processes that share one collection: `pytest --processes 4`.
+"""Run the tests in several processes that share one collection: `pytest --processes 6`.
 
 A collection imports hundreds of modules and makes thousands of tests. If each process collected for itself,
 that would be a tenth of the CPU of a run. So one process collects, and then forks: its children have the
