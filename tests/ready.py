@@ -58,6 +58,12 @@ class ReadyCommand:
         os.kill(self._process.pid, signal.SIGKILL)
 
     @property
+    def pid(self) -> int:
+        """The number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def stderr(self) -> str:
         """The text that it has written to stderr so far."""
         return self._outputs[1].read_text() if self._outputs[1].exists() else ""

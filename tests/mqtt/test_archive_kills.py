@@ -167,6 +167,39 @@ def test_a_kill_of_mosquitto_loses_what_it_had_not_saved(
     assert len(found) < len(sent)
 
 
+def test_a_clean_stop_without_persistence_loses_all(scratch: Path) -> None:
+    mosquitto.require()
+    with mosquitto.mosquitto(scratch, "persistence false") as broker:
+        archive = Archive(broker.url, scratch / "archive")
+        archive._running.terminate()
+        finish(archive._running)
+        publish(broker.port, [("site/1", b"%d" % i) for i in range(900)])
+        broker.stop()
+        broker.start()
+        archive.start()
+        archive.stop(broker.port)
+
+    assert archived(scratch / "archive") == [("site/end", b"-1")]
+
+
+def test_a_message_of_the_largest_size_is_stored(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """MQTT allows 268,435,455 bytes for the topic and the payload. Memory is that of the whole process."""
+    mosquitto.require()
+    payload = os.urandom(1 << 20) * 256
+    payload = payload[: 268_435_455 - 2 - len("site/1") - 2]
+    with mosquitto.mosquitto(scratch) as broker:
+        archive = Archive(broker.url, scratch / "archive")
+        publish(broker.port, [("site/1", payload)])
+        until(lambda: archive.size_bytes > len(payload), 120)
+        status = Path(f"/proc/{archive._running.pid}/status").read_text()
+        archive.stop(broker.port)
+
+    found = archived(scratch / "archive")
+    with capsys.disabled():
+        print(f"\na message of {len(payload)} bytes: {' '.join(status.partition('VmHWM:')[2].split()[:2])}")
+    assert found[0] == ("site/1", payload)
+
+
 @pytest.mark.parametrize(("limit", "stored"), [(None, 1000), (0, 3000)])
 def test_mosquitto_drops_what_is_above_max_queued_messages(
     scratch: Path, limit: int | None, stored: int

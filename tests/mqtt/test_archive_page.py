@@ -1,0 +1,65 @@
+"""The commands of docs/archive-mqtt.md run, with a real mosquitto, and print what the page shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import finish, offload
+from mqtt_world import publish, until
+from ready import ReadyCommand
+from servers import mosquitto
+from servers.mosquitto import Mosquitto
+
+PAGE = (Path(__file__).parents[2] / "docs" / "archive-mqtt.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+SHOWN = [
+    line
+    for block in re.findall(r"^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def broker() -> Iterator[Mosquitto]:
+    mosquitto.require()
+    with mosquitto.serving() as running:
+        yield running
+
+
+def shape(text: str) -> str:
+    """Return a line without what differs from run to run."""
+    return re.sub(r"\d+", "0", re.sub(r"offload[0-9a-f]{16}|mqtt://[\w.]+(:\d+)?", "_", text))
+
+
+def test_the_commands_of_the_page_do_what_it_says(
+    broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = {shape(line) for line in SHOWN}
+    printed = set[str]()
+    for command in COMMANDS:
+        words = [word.replace("mqtt://localhost", broker.url) for word in shlex.split(command)][1:]
+        if words[:2] != ["mqtt", "archive"]:
+            ran = offload(*words)
+            assert ran.code == 0, ran.stderr
+            printed |= {shape(line) for line in ran.lines}
+            continue
+        running = ReadyCommand(*words)
+        until(lambda: "archiving" in running.stderr)  # noqa: B023 - it is called within the turn
+        publish(broker.port, [("site/7/temperature", b"20.5"), *[("site/7/alarm", b"1")] * 2])
+        until(lambda: any(b"site/7/alarm" in path.read_bytes() for path in tmp_path.rglob("*.segment")))
+        running.terminate()
+        ended = finish(running)
+        assert ended.code == 0, ended.stderr
+        printed |= {shape(line) for line in (*ended.lines, *ended.stderr.splitlines())}
+
+    assert len(COMMANDS) >= 5
+    assert shown - printed == set()
