@@ -2,8 +2,9 @@
 
 The rows of all inputs ascend by hash and then by offset. Each input has a piece of rows in memory. All rows
 below the least last hash of these pieces are complete, and go into the output in one sort of arrays. Then at
-least one piece is used up, and the next one is read. Rows of one hash may fill many pieces: they go into the
-output input after input, which is in the order of offsets, because the inputs are neighbours.
+least one piece is used up, and the next one of its input is there, because it was asked for before. Rows of
+one hash may fill many pieces: they go into the output input after input, which is in the order of offsets,
+because the inputs are neighbours.
 
 The size of the output is known before its first byte, so the store takes it as one body. Nothing is deleted
 here: the inputs lie within the output, so they are unused from then on (`index.rules`).
@@ -11,6 +12,7 @@ here: the inputs lie within the output, so they are unused from then on (`index.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from offload.contracts.store import Body, ObjectStore
 from offload.formats.index_object import Hashes, IndexWriter, Offsets
 from offload.formats.keys import IndexName, StreamKeys
 from offload.ground.env import Env
+from offload.ground.tasks import run_each
 from offload.index.build import Built
 from offload.index.objects import IndexObject
 from offload.model.manifest import CommittedStream
@@ -45,8 +48,7 @@ async def merge(
         _Input(each, shift=each.name.first_offset - first, begin=before - each.name.first_offset)
         for each, before in zip(inputs, [first, *(each.next_offset for each in names)], strict=False)
     ]
-    for each in inputs:
-        await each.check_header()
+    await run_each(IndexObject.check_header, inputs, at_once=len(inputs))
     rows = sum([await part.count() for part in parts])
     shape = IndexWriter(root.stream, name, rows).shape
 
@@ -93,15 +95,24 @@ class _Cursor:
 
     def __init__(self, pieces: AsyncGenerator[tuple[Hashes, Offsets], None]) -> None:
         self._pieces = pieces
+        self._next = asyncio.ensure_future(anext(pieces, None))
         self.hashes, self.offsets = _NOTHING
         self.is_end = False
 
     async def fill(self) -> None:
         """Read the next piece if none is left."""
         while not len(self.hashes) and not self.is_end:
-            found = await anext(self._pieces, None)
+            found = await self._next
             self.is_end = found is None
             self.hashes, self.offsets = found or _NOTHING
+            if not self.is_end:
+                self._next = asyncio.ensure_future(anext(self._pieces, None))
+
+    async def aclose(self) -> None:
+        """End the read that is under way."""
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
+        await self._pieces.aclose()
 
     def take(self, stop: int) -> tuple[Hashes, Offsets]:
         """Take so many rows."""
@@ -112,7 +123,7 @@ class _Cursor:
 
 async def _merged(parts: Sequence[_Input]) -> AsyncGenerator[tuple[Hashes, Offsets], None]:
     async with AsyncExitStack() as stack:
-        cursors = [_Cursor(await stack.enter_async_context(aclosing(part.rows()))) for part in parts]
+        cursors = [await stack.enter_async_context(aclosing(_Cursor(part.rows()))) for part in parts]
         while True:
             for each in cursors:
                 await each.fill()

@@ -20,7 +20,6 @@ Invariant: no column leads out of its record. A record whose parts do not fill i
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cached_property
@@ -39,11 +38,9 @@ __all__ = [
     "BLANK_MAGIC",
     "BODY_CRC_MASK",
     "COMPRESSION_SHIFT",
-    "InnerMessage",
     "RecordColumns",
     "SysFlag",
     "host_text",
-    "inner_messages",
     "parse_properties",
     "property_crc_agrees",
 ]
@@ -83,9 +80,6 @@ _CRC_NAME: Final = b"__CRC32#\x01"
 _CRC_SIZE_BYTES: Final = 20
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 """RocketMQ keeps a CRC-32 without its top bit."""
-
-_INNER_HEAD: Final = struct.Struct(">iiiii")
-"""Size, zero, zero, flag, and the size of the body."""
 
 
 class SysFlag(IntFlag):
@@ -227,35 +221,6 @@ def host_text(raw: bytes) -> str:
     """Return a host as `10.0.0.1:54321` or `[::1]:54321`. `raw` has 8 or 20 bytes."""
     address, port = ip_address(raw[:-4]), int.from_bytes(raw[-4:], "big", signed=True)
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InnerMessage:
-    """A message in the body of a record with `SysFlag.INNER_BATCH`."""
-
-    body: bytes
-    flag: int
-    properties: dict[str, str]
-
-
-def inner_messages(body: bytes) -> list[InnerMessage] | None:
-    """Return the messages of an inner batch from its opened body; None if it is no such body."""
-    found, at = list[InnerMessage](), 0
-    while at < len(body):
-        if len(body) - at < _INNER_HEAD.size + 2:
-            return None
-        size, _, _, flag, body_size = _INNER_HEAD.unpack_from(body, at)
-        start = at + _INNER_HEAD.size
-        rest = size - _INNER_HEAD.size - body_size - 2
-        if body_size < 0 or rest < 0 or at + size > len(body):
-            return None
-        properties_at = start + body_size + 2
-        if int.from_bytes(body[properties_at - 2 : properties_at], "big", signed=True) != rest:
-            return None
-        properties = parse_properties(body[properties_at : properties_at + rest])
-        found.append(InnerMessage(body=body[start : start + body_size], flag=flag, properties=properties))
-        at += size
-    return found
 
 
 def _gathered(data: Bytes, at: Integers, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
@@ -313,6 +315,31 @@ def test_a_find_of_few_records_in_many_fragments_reads_few_objects(world: IndexW
         assert len(world.fragments_read()) <= 2
 
     run(main())
+
+
+@pytest.mark.usefixtures("small")
+def test_a_merge_reads_all_of_its_inputs_at_once_and_ahead(world: IndexWorld) -> None:
+    reads, now = Counter[str](), Counter[str]()
+
+    async def slow(operation: str, key: str) -> None:
+        if operation == "get" and "/index/" in key:
+            now[key] += 1
+            await asyncio.sleep(0.01)
+            reads[f"{len(+now)} at once"] += 1
+            now[key] -= 1
+
+    async def main() -> None:
+        for number in range(3):
+            await world.append([[f"{number}{each}"] for each in range(12)])
+            await world.index() if number < 2 else None
+        world.store.before = slow
+        await world.index()
+        assert world.reports[0].merged == 1
+        assert await world.find("10") == await world.having("10")
+
+    run(main())
+
+    assert reads["3 at once"] >= 3
 
 
 class TestMerges:

@@ -16,7 +16,6 @@ from offload_rocketmq.record import (
     RecordColumns,
     SysFlag,
     host_text,
-    inner_messages,
     parse_properties,
     property_crc_agrees,
     store_times,
@@ -105,22 +104,6 @@ def test_the_sets_have_what_the_tests_of_formats_claim() -> None:
     assert {0, 0x100, 0x200, 0x300, SysFlag.COMMITTED, SysFlag.BORN_HOST_6} <= flags
     assert SysFlag.NEEDS_UNWRAP | SysFlag.INNER_BATCH in flags
     assert any(each["body_length"] == 0 for each in answers)
-
-
-def test_the_messages_of_an_inner_batch_are_those_that_were_sent() -> None:
-    answers = [each for each in messages("extras") if each["topic"] == "Inner"]
-    found = RecordColumns.of(records("extras", answers))
-
-    opened = [inner_messages(found.body.of(found.records.data, row)) for row in range(len(answers))]
-
-    for batch, each in zip(opened, answers, strict=True):
-        assert batch is not None
-        assert len(batch) == int(each["properties"]["INNER_NUM"])
-        assert all("UNIQ_KEY" in message.properties for message in batch)
-    whole = found.body.of(found.records.data, 0)
-    assert inner_messages(whole[:-1]) is None
-    assert inner_messages(whole + b"\0") is None
-    assert inner_messages(b"") == []
 
 
 @pytest.mark.parametrize(
