@@ -33,7 +33,7 @@ from offload.formats.range_object import LedgerRanges
 from offload.formats.records import RecordRun
 from offload.formats.rows import ValuePool, column_of
 from offload.index.terms import Spec
-from offload.model.record_columns import ByteColumn, RecordBytes
+from offload.model.record_columns import ByteColumn, Integers, RecordBytes
 from offload_mqtt.topic_order import TopicOrder, are_topic_names
 from offload_mqtt.topic_record import HEAD, RecordKind, columns_of
 
@@ -61,6 +61,25 @@ class TopicSource:
     def are_routing_keys(self) -> bool:
         """True if topics have `.` in the place of `/`, as RabbitMQ writes them for AMQP."""
         return self.by.paths == (ROUTING_KEY,)
+
+    def terms(self, records: RecordBytes) -> tuple[Integers, ByteColumn]:
+        """Return rows of records in order, and the topic of each. Other records have none."""
+        if not self.are_routing_keys:
+            found = self.by.terms(self.decoder, records)
+            # A record with several terms has the first of them as its topic.
+            having, at = np.unique(found.rows, return_index=True)
+            return having.astype(np.int64), column_of([ValuePool.of(found.values).of_rows(at)], len(at))
+        # The key of a record is its routing key, or something else if it has none. This needs no step for
+        # each record, and a document for each does.
+        columns = self.decoder.columns(records, ["key", "annotations"])
+        keys, annotations = columns["key"], columns["annotations"]
+        assert isinstance(keys, ByteColumn)
+        assert isinstance(annotations, ByteColumn)
+        has = pc.match_substring(_arrow(annotations), b'"x-routing-key":').to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(has & (np.diff(keys.offsets) > 0))
+        if len(rows) == len(keys):
+            return rows, keys
+        return rows, column_of([ValuePool.of(keys).of_rows(rows)], len(rows))
 
     @property
     def are_in_records(self) -> bool:
@@ -145,78 +164,93 @@ class SortedLedger(EntryLedger):
 
 @dataclass(slots=True)
 class _Loading:
-    """The messages of a ledger that is being read."""
+    """The messages of a ledger that is being read, in the order of arrival."""
 
     topics: TopicSource
     first_offset: int
     next_offset: int
-    starts: npt.NDArray[np.int64] = field(init=False)
     sizes: npt.NDArray[np.int32] = field(init=False)
-    times_us: npt.NDArray[np.int64] = field(init=False)
+    """The size of each message, or 0. They lie in `data` back to back."""
+    codes: npt.NDArray[np.int32] = field(init=False)
+    """The number of each topic among `values`, counted from 1 on. 0 for none."""
     kinds: npt.NDArray[np.uint8] = field(init=False)
     flags: npt.NDArray[np.uint8] = field(init=False)
-    rows_of_terms: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    terms: list[ByteColumn] = field(default_factory=list)
-    encoded: list[Any] = field(default_factory=list)
+    times: list[tuple[npt.NDArray[np.uint32], Integers]] = field(default_factory=list)
+    """Times in microseconds, and the rows from which on messages have them."""
+    values: Any = field(default_factory=lambda: pa.array([], pa.large_binary()))
+    waiting: list[tuple[Integers, ByteColumn]] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
     newest_ms: int = 0
 
     def __post_init__(self) -> None:
         count = self.next_offset - self.first_offset
-        self.starts, self.sizes = np.zeros(count, np.int64), np.zeros(count, np.int32)
-        self.times_us, self.newest_ms = np.zeros(count, np.int64), -(2**63)
+        self.sizes, self.codes = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self.kinds, self.flags = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
 
     def add(self, run: RecordRun) -> None:
-        """Add messages, which follow in the order of arrival."""
+        """Add messages, which follow."""
         if not len(run):
             return
         rows = (run.offsets - np.uint64(self.first_offset)).astype(np.int64)
         records = RecordBytes(np.frombuffer(run.data, np.uint8), run.starts, run.sizes)
-        found = self.topics.by.terms(self.topics.decoder, records)
-        # A record with several terms has the first of them as its topic.
-        of_record, at = np.unique(found.rows, return_index=True)
-        pool = ValuePool.of(found.values).of_rows(at)
-        self.terms.append(column_of([pool], len(at)))
-        self.rows_of_terms.append(rows[of_record])
-        if sum(map(len, self.terms)) >= ENCODED_ROWS:
+        found, terms = self.topics.terms(records)
+        self.waiting.append((rows[found], terms))
+        if sum(len(each) for each, _ in self.waiting) >= ENCODED_ROWS:
             self._encode()
-        self.times_us[rows], self.kinds[rows] = run.timestamps_ms * 1000, RecordKind.AMQP
+        times_us, self.kinds[rows] = run.timestamps_ms * 1000, RecordKind.AMQP
         if self.topics.are_in_records:
             parts = columns_of(records)
-            records, self.times_us[rows] = parts.rests, parts.times_us
+            records, times_us = parts.rests, parts.times_us
             self.kinds[rows], self.flags[rows] = parts.kinds, parts.flags
-        begin, end = int(records.starts[0]), int(records.starts[-1] + records.sizes[-1])
-        self.starts[rows] = records.starts + (len(self.data) - begin)
+        is_new = np.append(True, times_us[1:] != times_us[:-1])
+        self.times.append((rows[is_new].astype(np.uint32), times_us[is_new]))
         self.sizes[rows] = records.sizes
-        self.data += records.data[begin:end].data
+        begin, end = int(records.starts[0]), int(records.starts[-1] + records.sizes[-1])
+        if end - begin > int(records.sizes.sum()):
+            self.data += column_of(
+                [ValuePool(records.data, records.starts, records.sizes)], len(rows)
+            ).data.data
+        else:
+            self.data += records.data[begin:end].data
         self.newest_ms = max(self.newest_ms, int(run.timestamps_ms.max()))
 
     def _encode(self) -> None:
-        values = _arrow(ByteColumn.joined(self.terms))
-        self.encoded.append(values.dictionary_encode())
-        self.terms = []
+        """Give each waiting topic its number."""
+        rows = np.concatenate([np.zeros(0, np.int64), *(each for each, _ in self.waiting)])
+        found = _arrow(ByteColumn.joined([ByteColumn.of([]), *(terms for _, terms in self.waiting)]))
+        self.waiting, found = [], found.dictionary_encode()
+        known = pc.index_in(found.dictionary, value_set=self.values)
+        is_new, numbers = pc.is_null(known), pc.fill_null(known, 0).to_numpy().astype(np.int32)
+        fresh = found.dictionary.filter(is_new)
+        numbers[is_new.to_numpy(zero_copy_only=False)] = len(self.values) + np.arange(len(fresh))
+        self.values = pa.concat_arrays([self.values, fresh])
+        self.codes[rows] = numbers[found.indices.to_numpy()] + 1
+        pa.default_memory_pool().release_unused()  # it would keep the text of all topics
 
     def sorted(self) -> _Sorted:
         """Return the messages in the order of topics."""
         self._encode()
-        codes, topics = _unified(self.encoded)
+        codes = np.arange(len(self.values))
         if self.topics.are_routing_keys:
-            codes, topics = _renamed(codes, pc.replace_substring(topics, b".", b"/"))
+            found = pc.replace_substring(self.values, b".", b"/").dictionary_encode()
+            codes, self.values = found.indices.to_numpy(), found.dictionary
         # The topic of what is no topic name is empty. An MQTT topic never is.
-        names = are_topic_names(topics)
-        order = TopicOrder.of(topics.filter(pa.array(names)))
-        number_of = np.cumsum(names)
-        number_of[~names] = 0
-        numbers = np.zeros(self.next_offset - self.first_offset, np.int32)
-        rows = np.concatenate([np.zeros(0, np.int64), *self.rows_of_terms])
-        numbers[rows] = number_of[codes]
+        names = are_topic_names(self.values)
+        order = TopicOrder.of(self.values.filter(pa.array(names)))
+        numbers = np.append(0, np.where(names, np.cumsum(names), 0)[codes]).astype(np.int32)
+        self.values = None
+        np.take(numbers, self.codes, out=self.codes, mode="clip")
         ranks = np.append(0, order.ranks).astype(np.int32)
-        places = np.argsort(ranks[numbers], kind="stable").astype(np.uint32)
-        lengths = np.append(0, pc.binary_length(order.topics).to_numpy(zero_copy_only=False))
-        ends = np.zeros(len(numbers) + 1, np.uint64)
-        np.cumsum((HEAD.itemsize + lengths[numbers] + self.sizes)[places], out=ends[1:])
-        return _Sorted(self, order, numbers, places, ends)
+        places = np.argsort(ranks[self.codes], kind="stable").astype(np.uint32)
+        lengths = np.append(0, pc.binary_length(order.topics).to_numpy(zero_copy_only=False)).astype(np.int32)
+        lengths += HEAD.itemsize
+        ends = np.zeros(len(places) + 1, np.uint64)
+        np.cumsum((lengths[self.codes] + self.sizes)[places], out=ends[1:], dtype=np.uint64)
+        starts = np.cumsum(self.sizes, dtype=np.int64)
+        starts -= self.sizes
+        return _Sorted(
+            self, order, starts.astype(np.uint32 if len(self.data) < 2**32 else np.int64), places, ends
+        )
 
 
 @dataclass(slots=True)
@@ -225,44 +259,57 @@ class _Sorted:
 
     found: _Loading
     order: TopicOrder
-    numbers: npt.NDArray[np.int32]
-    """The number of the topic of each offset, counted from 1 on. 0 has no topic."""
+    starts: npt.NDArray[Any]
+    """Where each message begins."""
     places: npt.NDArray[np.uint32]
     ends: npt.NDArray[np.uint64]
     """The sum of the sizes of the entries before each, and of all."""
+    times: tuple[npt.NDArray[np.uint32], Integers] = field(init=False)
+    """As in `_Loading`, joined."""
+
+    def __post_init__(self) -> None:
+        nothing = np.zeros(1, np.uint32), np.zeros(1, np.int64)
+        rows, times_us = zip(nothing, *self.found.times, strict=True)
+        self.times, self.found.times = (np.concatenate(rows), np.concatenate(times_us)), []
 
     @property
     def newest_ms(self) -> int:
         """The time of the newest message."""
-        return max(self.found.newest_ms, 0)
+        return self.found.newest_ms
 
     def entries(self, first: int, last: int, size_bytes: int) -> EntryRun:
         """Return entries up to `last`, or up to the one that brings them to `size_bytes`."""
         enough = np.searchsorted(self.ends[first + 1 : last + 2], self.ends[first] + np.uint64(size_bytes))
         stop = min(first + int(enough), last) + 1
         places, found = self.places[first:stop].astype(np.int64), self.found
-        numbers = self.numbers[places]
-        column = _pool(self.order.topics)
+        numbers, all_topics = found.codes[places], _pool(self.order.topics)
         topics = ValuePool(
-            column.data, np.append(0, column.starts)[numbers], np.append(0, column.sizes)[numbers]
+            all_topics.data, np.append(0, all_topics.starts)[numbers], np.append(0, all_topics.sizes)[numbers]
         )
         heads = np.zeros(len(places), HEAD)
         heads["kind"], heads["flags"] = found.kinds[places], found.flags[places]
-        heads["topic_size"], heads["time_us"] = topics.sizes, found.times_us[places]
+        heads["topic_size"], heads["time_us"] = topics.sizes, self._times(places)
         heads["origin"] = found.first_offset + places
+        bodies = ValuePool(
+            np.frombuffer(found.data or b" ", np.uint8),
+            self.starts[places].astype(np.int64),
+            found.sizes[places].astype(np.int64),
+        )
         size = HEAD.itemsize
         pieces = [
             ValuePool(heads.view(np.uint8), np.arange(len(places)) * size, np.full(len(places), size)),
             topics,
-            ValuePool(
-                np.frombuffer(found.data or b" ", np.uint8),
-                found.starts[places],
-                found.sizes[places].astype(np.int64),
-            ),
+            bodies,
         ]
         data = column_of(pieces, len(places)).data
         ends = self.ends[first + 1 : stop + 1] - self.ends[first]
         return EntryRun.packed(data.data, ends, first=first, timestamps_ms=self.newest_ms)
+
+    def _times(self, places: Integers) -> Integers:
+        """Return the time of each of these messages, and 0 of what is none."""
+        rows, times_us = self.times
+        at = np.searchsorted(rows, places, side="right") - 1
+        return np.where(self.found.kinds[places] > 0, times_us[np.maximum(at, 0)], 0)
 
     def ranges(self) -> LedgerRanges:
         """Return the first key of each chunk, as `EntryLedgerStream` cuts them."""
@@ -272,7 +319,7 @@ class _Sorted:
         firsts = np.append(offsets - np.uint64(self.found.first_offset), len(self.places) - 1).astype(
             np.int64
         )
-        numbers = self.numbers[self.places[firsts]].tolist()
+        numbers = self.found.codes[self.places[firsts]].tolist()
         keys = [self.order.key(number - 1) if number else b"\0\0" for number in numbers]
         return LedgerRanges(self.found.first_offset, self.found.next_offset, self.order.about, offsets, keys)
 
@@ -281,21 +328,6 @@ def _arrow(column: ByteColumn) -> Any:
     """Return a column as an array of Arrow. Copies nothing."""
     buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(column), buffers)
-
-
-def _unified(encoded: list[Any]) -> tuple[npt.NDArray[np.int64], Any]:
-    """Return the codes of all values, and the different values."""
-    if len(encoded) == 1:
-        return encoded[0].indices.to_numpy(), encoded[0].dictionary
-    whole = pa.chunked_array(encoded).unify_dictionaries()
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in whole.chunks])
-    return codes, whole.chunk(0).dictionary
-
-
-def _renamed(codes: npt.NDArray[np.int64], values: Any) -> tuple[npt.NDArray[np.int64], Any]:
-    """Return codes of other values, of which some may be equal."""
-    found = values.dictionary_encode()
-    return found.indices.to_numpy()[codes], found.dictionary
 
 
 def _pool(values: Any) -> ValuePool:

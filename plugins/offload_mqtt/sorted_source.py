@@ -34,6 +34,8 @@ from offload_mqtt.sorted_ledger import CHUNK_SIZE_BYTES, DEFAULT_BY, SortedLedge
 __all__ = ["SortedSource", "SortedTier", "open_url", "topic_source"]
 
 PREFIX: Final = "topics+"
+READ_SIZE_BYTES: Final = 2**20
+"""Small, because the columns of a window take several times its memory."""
 ListSealed = Callable[[Manifest | None], Awaitable[Sequence[EntryLedger]]]
 SUFFIX: Final = ".topics"
 """The name of a sorted stream is that of its origin and this, so that both can be on one tier."""
@@ -145,7 +147,7 @@ class SortedStream(_Sorted):
 async def _runs_of(handle: ReadHandle) -> AsyncGenerator[RecordRun, None]:
     """Yield the messages of a source's ledger, all of them checked."""
     try:
-        for rows in handle.windows(await handle.table()):
+        for rows in handle.windows(await handle.table(), size_bytes=READ_SIZE_BYTES):
             raw = await handle.read(rows)
             await asyncio.to_thread(check_source, raw, rows, where=handle.where)
             for run in record_runs(memoryview(raw), rows, where=handle.where):
