@@ -13,7 +13,7 @@ HELP: Final = {
     "demo": "Offload a small RabbitMQ stream to a folder, read it back, and find a damaged byte.",
     "sync": "Copy new data from SOURCE to TIER. A later run copies only what came since.",
     "run": "Keep the streams of SOURCE on TIER until the process is stopped.",
-    "ctl": "Tell the process of `offload run` to retry, pause or resume streams, without a restart.",
+    "ctl": "Tell the process of `offload run` to retry, copy, pause or resume streams, without a restart.",
     "status": "Show how far TIER is behind SOURCE, and answer what an incident asks. Changes nothing.",
     "ls": "List the streams of TIER.",
     "inspect": "Show the totals, the root, the fragments and the running attempts of STREAM, "

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 VerbArgument = Annotated[
     Verb,
     typer.Argument(
-        metavar="retry|pause|resume",
-        help="retry: try the stream now. pause: copy nothing of it until resume. resume: copy it again.",
+        metavar="retry|copy|pause|resume",
+        help="retry: try the stream now. copy: copy what it has now, and do not wait for more. pause: copy "
+        "nothing of it until resume. resume: copy it again.",
     ),
 ]
 ToldStreams = Annotated[
@@ -57,7 +58,7 @@ def ctl(
     socket: Socket = None,
     json: Json = False,
 ) -> int:
-    """Tell the process of `offload run` to retry, pause or resume streams, without a restart.
+    """Tell the process of `offload run` to retry, copy, pause or resume streams, without a restart.
 
     A pause by a person is kept when the process is restarted, as long as the folder of its socket is kept. It
     counts for this process alone: another machine may take the stream over.

@@ -103,11 +103,10 @@ def sync(
     """Copy new data from SOURCE to TIER. A later run copies only what came since."""
     state: CommandContext = context.obj.with_keys(keys, encrypt)
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
-    reports = list[StreamReport]()
     command = ["offload", "sync", source, tier, *_shown(option or [], compress, keys, encrypt)]
     command += shown_pairs("--source-option", source_option or []) + ["--new-part"] * new_part
 
-    async def main() -> None:
+    async def main() -> list[StreamReport]:
         with progress(json=json) as show:
             opened, listener = state.source(source, source_option), _Listener(state.plugins.emit, show)
             async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
@@ -120,11 +119,11 @@ def sync(
                     extra_metadata=_metadata(),
                     emit=listener,
                 )
-                reports.extend(await _told(syncing, command, json=json))
+                reports = await _told(syncing, command, json=json)
             _tell_notes(opened, reports, has_keys=keys is not None, encrypt=encrypt is not None)
+            return reports
 
-    run_async(main)
-    return 1 if any(report.error is not None for report in reports) else 0
+    return 1 if any(report.error is not None for report in run_async(main)) else 0
 
 
 async def _told(

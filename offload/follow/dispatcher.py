@@ -12,8 +12,8 @@ Invariants:
 - One stream's error stops no other stream.
 - After `stopping` is set nothing new is begun. What is in flight is committed, unless it takes longer than
   `stop_seconds`.
-- What a person asks of a stream (`retry`, `hold`, `let_go`) happens in the stream's own task, after the copy
-  that is under way.
+- What a person asks of a stream (`retry`, `hurry`, `hold`, `let_go`) happens in the stream's own task, after
+  the copy that is under way.
 """
 
 from __future__ import annotations
@@ -128,6 +128,12 @@ class Dispatcher:
         """
         followed = self._followed(stream)
         followed.follower.retry()
+        return await followed.status_after_step(patience_seconds)
+
+    async def hurry(self, stream: str, *, patience_seconds: float) -> FollowStatus:
+        """Copy what a stream has in the source now, whatever its rules say. Otherwise as `retry`."""
+        followed = self._followed(stream)
+        followed.follower.hurry()
         return await followed.status_after_step(patience_seconds)
 
     async def hold(self, stream: str, *, patience_seconds: float) -> FollowStatus:

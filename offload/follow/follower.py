@@ -158,6 +158,10 @@ class Follower:
     """When a person paused the stream. None if nobody has."""
     _is_wanted: bool = False
     """True if somebody asked for a look at once."""
+    _is_hurried: bool = False
+    """True if somebody asked for a copy of what the source has at the next look."""
+    _hurried_until: int = 0
+    """The end of the source when somebody asked for a copy. What is before it does not wait for more."""
     _losses: Losses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -286,6 +290,14 @@ class Follower:
         """Let the next step try at once: a paused stream, and one that waits after an error."""
         self._is_wanted, self._pause.failures, self._watch_again_seconds = True, 0, 0.0
 
+    def hurry(self) -> None:
+        """Let the next step copy what the source has then, however small it is. Otherwise as `retry`.
+
+        What the broker does not vouch for yet waits for that alone. A process that stands by copies nothing.
+        """
+        self._is_hurried = True
+        self.retry()
+
     def hold(self) -> None:
         """Pause the stream on behalf of a person. The next step gives up the lead. Idempotent."""
         if self._held_ms is None:
@@ -408,6 +420,8 @@ class Follower:
         self._begun_offset = end if self._source_next_offset is None else min(self._begun_offset, end)
         self._arrivals.notice(end, since_seconds=since_seconds, seen_seconds=self._seen_seconds)
         self._source_first_offset, self._source_next_offset = snapshot.first_offset, end
+        if self._is_hurried:
+            self._is_hurried, self._hurried_until = False, end
         self._forget_copied(snapshot)
 
     def _forget_copied(self, snapshot: Snapshot) -> None:
@@ -520,6 +534,7 @@ class Follower:
         """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
         if part != self._part:
             self._part, self._committed_offset, self._own_writer = part, None, None
+            self._hurried_until = 0  # an offset of the part before
         self._stand_by()
 
     async def _may_lead(self, snapshot: Snapshot) -> bool:
@@ -567,9 +582,10 @@ class Follower:
     def _hurries(self, offset: int) -> bool:
         """Return True if a record waits for the end of the hold-back alone.
 
-        An earlier life of this process may have let it wait for nearly `max_lag_seconds` already.
+        An earlier life of this process may have let it wait for nearly `max_lag_seconds` already, or somebody
+        asked for a copy.
         """
-        return self._retakes and offset < self._begun_offset
+        return (self._retakes and offset < self._begun_offset) or offset < self._hurried_until
 
     def _watch_seconds(self) -> float:
         """Return the time until this process looks at the root again."""

@@ -101,6 +101,8 @@ class Verb(StrEnum):
 
     RETRY = "retry"
     """Try it now."""
+    COPY = "copy"
+    """Copy what the source has now, and do not wait for more."""
     PAUSE = "pause"
     """Give up the lead, and copy nothing until it is resumed."""
     RESUME = "resume"

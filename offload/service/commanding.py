@@ -1,4 +1,4 @@
-"""Commands of a person to a process that runs: try a stream now, pause it, resume it.
+"""Commands of a person to a process that runs: try a stream now, copy what it has, pause it, resume it.
 
 A pause by a person, and the reason of a pause by an error, are noted in a file beside the door. So the next
 process of the same configuration begins with them: a restart neither resumes a stream that a person has
@@ -148,7 +148,7 @@ class Commanding:
         named = (
             list(owners) if streams is None else list(dict.fromkeys(_meant(owners, name) for name in streams))
         )
-        if verb is not Verb.RETRY:
+        if verb in (Verb.PAUSE, Verb.RESUME):
             for name in named:
                 self.notes.hold(name, is_held=verb is Verb.PAUSE)
         _log.warning("a person says: %s %s", verb.value, ", ".join(map(repr, named)))
@@ -168,6 +168,8 @@ async def _obey(dispatcher: Dispatcher, verb: Verb, stream: str) -> FollowStatus
     match verb:
         case Verb.RETRY:
             return await dispatcher.retry(stream, patience_seconds=OUTCOME_SECONDS)
+        case Verb.COPY:
+            return await dispatcher.hurry(stream, patience_seconds=OUTCOME_SECONDS)
         case Verb.PAUSE:
             return await dispatcher.hold(stream, patience_seconds=OUTCOME_SECONDS)
         case Verb.RESUME:

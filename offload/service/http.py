@@ -9,7 +9,7 @@
 
 On the door (`service.door`), and only there, commands change what the process does:
 
-    POST /streams/retry, /streams/pause, /streams/resume
+    POST /streams/retry, /streams/copy, /streams/pause, /streams/resume
 
 The routes above change nothing and send no request to a store. They answer on a loopback address unless the
 operator names another one, since names of streams and offsets are not for everybody. There is no TLS and no

@@ -205,6 +205,56 @@ class TestWhenItCopies:
         run(scenario)
 
 
+class TestACopyNow:
+    """What somebody asks for is copied without waiting for more."""
+
+    def test_what_the_source_has_is_copied_once_and_later_records_wait_again(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower(AT_ONCE)
+            await world.run(follower, seconds=1)
+            world.source.append(2)
+            await follower.step()
+            assert follower.status.waits is Wait.MORE
+
+            follower.hurry()
+            await follower.step()
+            assert await world.committed() == world.source.next_offset == 20
+            world.source.append()
+            await world.run(follower, seconds=1)
+            assert (await world.committed(), follower.status.waits) == (20, Wait.MORE)
+
+        run(scenario)
+
+    def test_what_the_broker_does_not_vouch_for_waits_for_that_alone(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()  # which holds records back for a second
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.append()
+            follower.hurry()
+            await world.run(follower, seconds=0.5)
+            assert await world.committed() == 10
+            await world.run(follower, seconds=RULES.look_seconds + 1)
+            assert await world.committed() == 20
+
+        run(scenario)
+
+    def test_a_process_that_stands_by_takes_nothing_over(self) -> None:
+        async def scenario(world: World) -> None:
+            leader, standby = world.follower(AT_ONCE), world.follower(AT_ONCE)
+            world.source.append()
+            await world.run(leader, standby, seconds=LAG)
+            version = (await world.tier().load_manifest("orders")).version
+            world.source.append()
+            standby.hurry()
+            await world.run(standby, seconds=3)
+
+            assert standby.state is FollowState.STANDBY
+            assert (await world.tier().load_manifest("orders")).version == version
+
+        run(scenario)
+
+
 class TestItsStatus:
     def test_what_is_dispatched_and_what_is_committed_are_apart_during_a_copy(self) -> None:
         """Before the first commit the lag is everything in the source. `alarm_lag` says when it is late."""

@@ -151,6 +151,29 @@ def test_what_is_no_command_is_refused(door: Door, body: bytes) -> None:
     assert json.loads(reply)["error"]
 
 
+def test_a_copy_is_asked_for_by_the_door(door: Door) -> None:
+    async def scenario() -> list[Any]:
+        stopping, source = asyncio.Event(), GrowingSource()
+        source.held = [GrowingStream(name="orders")]
+        source.held[0].append()
+        # Without the command, the records would wait for an hour.
+        plan = ObjectStoreOffloader(MemoryStore()), FollowRules(max_lag_seconds=3600.0, hold_back_seconds=0.0)
+        following = Dispatcher(source=source, plan_of=lambda stream: plan)
+        running = asyncio.create_task(following.run(stopping))
+        while not following.statuses:  # noqa: ASYNC110 - the dispatcher has no event to wait for
+            await asyncio.sleep(0)
+
+        def copy() -> list[int]:
+            return [row["committed_offset"] for row in tell_process(door.path, Verb.COPY, ["orders"])]
+
+        found = await told(door, [following], copy)
+        stopping.set()
+        await running
+        return found
+
+    assert asyncio.run(scenario()) == [[10]]
+
+
 def test_a_name_of_no_stream_is_refused_before_anything_is_done(door: Door) -> None:
     async def scenario() -> None:
         stopping, source = asyncio.Event(), GrowingSource()
