@@ -109,7 +109,9 @@ async def scan(store: ObjectStore, objects: int, rounds: int) -> None:
     await bucket.persist()
 
     async def listing() -> None:
-        assert len([row async for row in store.list(bucket.prefix)]) > objects
+        rows = store.list(bucket.prefix)
+        async with aclosing(rows):
+            assert len([row async for row in rows]) > objects
 
     async def scanned() -> None:
         found = RabbitmqS3Scan()

@@ -73,8 +73,11 @@ class ReplayWorld(TierWorld):
             2 if topic else 0, 0, origin, time_us(origin), topic, b"%d" % origin if topic else b""
         )
 
-    async def sort(self) -> bool:
-        """Copy the next sealed ledger to the tier, in the order of topics. Return False if there is none."""
+    async def sort(self, *, chunks_max: int = 1000) -> bool:
+        """Copy the next sealed ledger to the tier, in the order of topics. Return False if there is none.
+
+        With `chunks_max`, only the beginning of it, as a copy that is killed may leave it.
+        """
         bounds = next((each for each in pairwise(self.cuts) if each[0] >= self.sorted_end), None)
         if bounds is None or bounds[0] < self.source_first:
             return False
@@ -93,7 +96,11 @@ class ReplayWorld(TierWorld):
             )
             for at in range(0, len(order), self.chunk_records)
         ]
-        await writer.offload([MemoryHandle(chunks)])
+        done = (writer.manifest.next_offset - bounds[0]) // self.chunk_records
+        here = chunks[max(done, 0) :][:chunks_max]
+        await writer.offload([MemoryHandle(here, ledger_id=bounds[0])])
+        if len(chunks) > max(done, 0) + chunks_max:
+            return False
         firsts = [*order[:: self.chunk_records], order[-1]]
         self.ranges.append(
             LedgerRanges(
@@ -206,6 +213,10 @@ class LogOrigin(ReplayOrigin):
             if here:
                 yield run_of(here, [world.record(origin) for origin in here])
             offset = stop
+
+    async def begins_ledger(self, offset: int) -> bool:
+        """Ask the cuts of the log."""
+        return offset in self.world.cuts or offset < self.world.source_first
 
     async def wait(self) -> None:
         """Return at once."""

@@ -19,10 +19,10 @@ from offload.index.find import FindReport, OffsetChoice
 from offload.index.ranges import PartRanges, look_up_ranges
 from offload.index.terms import Spec
 
-__all__ = ["PartSelection", "neighbours", "select", "wanted_ranges"]
+__all__ = ["SelectedChunks", "neighbours", "select", "wanted_ranges"]
 
 
-class PartSelection(OffsetChoice):
+class SelectedChunks(OffsetChoice):
     """The chunks of one part that can hold selected records."""
 
     def __init__(self, part: PartRanges, ranges: Sequence[range]) -> None:
@@ -33,7 +33,7 @@ class PartSelection(OffsetChoice):
 
 async def select(
     catalogue: Catalogue, stream: str, selector: RecordSelector, *, report: FindReport | None = None
-) -> AsyncGenerator[PartSelection, None]:
+) -> AsyncGenerator[SelectedChunks, None]:
     """Yield the selection of each part of a stream, in order of parts. Reads indexes and no record.
 
     Close the generator. Raises as `look_up_ranges` does.
@@ -41,7 +41,7 @@ async def select(
     lookups = look_up_ranges(catalogue, stream, by=Spec.parse(selector.ranges), report=report)
     async with aclosing(lookups):
         async for part in lookups:
-            yield PartSelection(part, wanted_ranges(part, selector))
+            yield SelectedChunks(part, wanted_ranges(part, selector))
 
 
 def wanted_ranges(part: PartRanges, selector: RecordSelector) -> list[range]:

@@ -40,5 +40,13 @@ class ReplayOrigin(ABC):
         """
 
     @abstractmethod
+    async def begins_ledger(self, offset: int) -> bool:
+        """Return whether a ledger begins at this offset. True also if nobody knows any more.
+
+        Only there a sorted stream and its origin can be joined: the beginning of a sorted ledger has messages
+        from everywhere in it.
+        """
+
+    @abstractmethod
     async def wait(self) -> None:
         """Return when the source may have more, or after a short time."""

@@ -35,6 +35,6 @@ def offload_commands() -> Sequence[Command]:
             name="mqtt",
             target="offload_mqtt.commands:app",
             needs="ledger-offload[mqtt]",
-            help="Archive the messages of an MQTT broker, and sort them by topic.",
+            help="Archive the messages of an MQTT broker, sort them by topic, and replay them.",
         )
     ]

@@ -32,7 +32,7 @@ from offload_mqtt.structure import decode_structures
 from offload_mqtt.topic_record import TopicRecords, columns_of
 from offload_mqtt.topics import TopicFilter
 
-__all__ = ["PartReading", "ReplayMessage", "ReplayRun", "TopicPicker", "units_of"]
+__all__ = ["ReplayMessage", "ReplayRun", "SortedReading", "TopicPicker", "units_of"]
 
 _NONE: Final = np.zeros(0, np.int64)
 NO_RECORDS: Final = RecordRun(np.zeros(0, np.uint64), _NONE, _NONE, _NONE, b"")
@@ -121,7 +121,7 @@ class TopicPicker:
 
 
 @dataclass(slots=True)
-class PartReading:
+class SortedReading:
     """The reading of one part from the place of an iterator on, which is in this part."""
 
     part: PartRanges
@@ -129,6 +129,8 @@ class PartReading:
     pick: TopicPicker
     skips: list[Skipped]
     """What the part's reader has reported as trimmed while it read."""
+    end: int
+    """Nothing is read from here on."""
     ledger: int = 0
     """The ledger of the records that were read last: the epoch of their chunks."""
 
@@ -137,12 +139,11 @@ class PartReading:
 
         Raises `HistoryTrimmed` if a wanted offset was trimmed.
         """
-        unit, manifest = self.at.unit, self.part.reader.manifest
+        unit, end = self.at.unit, self.end
         if unit is None:
-            async with aclosing(self._read(self.at.offset, manifest.next_offset)) as runs:
+            async with aclosing(self._read(self.at.offset, end)) as runs:
                 async for run in runs:
                     yield self._selected(run, columns_of(_bytes(run)))
-            end = manifest.next_offset
         else:
             async with aclosing(self._unit(unit)) as picked:
                 async for each in picked:

@@ -34,11 +34,12 @@ from offload.ground.errors import Misuse, NotOffloaded, StreamDeleted
 from offload.index.find import FindReport
 from offload.index.ranges import PartRanges, look_up_ranges
 from offload.index.terms import Spec
+from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position
 from offload.read.reader import StreamReader
 from offload_mqtt.iterators import HistoryTrimmed, ReplayIterator, ReplayUnit
 from offload_mqtt.origin import OriginTrimmed, ReplayOrigin
-from offload_mqtt.reading import PartReading, ReplayMessage, ReplayRun, TopicPicker, trimmed, units_of
+from offload_mqtt.reading import ReplayMessage, ReplayRun, SortedReading, TopicPicker, trimmed, units_of
 from offload_mqtt.selector import RANGES
 from offload_mqtt.topics import TopicFilter
 
@@ -75,6 +76,8 @@ class Replay:
         """`report` counts what is read of indexes. `emit` is called with each event of reading."""
         self._catalogue, self._stream, self._origin = catalogue, stream, origin
         self._emit, self.report = emit, report or FindReport()
+        self._joined_at = -1
+        """The end of the sorted stream at which a ledger of the origin began."""
         self._kept: tuple[str, AsyncGenerator[ReplayRun, None], ReplayRun | None] | None = None
 
     async def streams(self, filters: Iterable[str], *, chunks_max: int | None = None) -> list[ReplayUnit]:
@@ -139,8 +142,10 @@ class Replay:
                 at = taken.at
                 if len(taken) < len(run):
                     left = run.rows(len(taken), len(run))
-        except BaseException:
+        except BaseException as error:
             await runs.aclose()
+            if isinstance(error, HistoryTrimmed) and messages:  # its iterator is behind these
+                return Replayed(str(at), messages)
             raise
         self._kept = str(at), runs, left
         return Replayed(str(at), messages)
@@ -172,7 +177,8 @@ class Replay:
                 async for run in history:
                     yield run
                     at = run.at
-            if self._origin is None or at.unit is not None:
+            is_joined = at.offset == self._joined_at or at.incarnation == ""
+            if self._origin is None or at.unit is not None or not is_joined:
                 return
             at = replace(at, origin=max(at.origin, at.offset))
             try:
@@ -202,15 +208,30 @@ class Replay:
                 emit(event)
 
         async with aclosing(self._look_up(told)) as lookups:
-            async for part in lookups:
-                number = part.reader.part
-                if number < at.part or (at.unit is not None and number != at.unit.part):
-                    continue
-                at = _entered(at, part)
-                async with aclosing(PartReading(part, at, pick, skips).runs()) as runs:
-                    async for run in runs:
-                        yield run
-                        at = run.at
+            parts = [part async for part in lookups]
+        for part in parts:
+            number = part.reader.part
+            if number < at.part or (at.unit is not None and number != at.unit.part):
+                continue
+            end = part.reader.manifest.next_offset if part is not parts[-1] else await self._whole_end(part)
+            at = _entered(at, part, end)
+            async with aclosing(SortedReading(part, at, pick, skips, end).runs()) as runs:
+                async for run in runs:
+                    yield run
+                    at = run.at
+
+    async def _whole_end(self, part: PartRanges) -> int:
+        """Return how far a replay reads of the newest part: with an origin, to the end of a whole ledger.
+
+        A copy that was killed may have left the beginning of a ledger.
+        """
+        committed = part.reader.manifest
+        end = committed.next_offset
+        if self._origin is None or end == self._joined_at or await self._origin.begins_ledger(end):
+            self._joined_at = end
+            return end
+        assert isinstance(committed, Manifest), "a stream that is sorted is on a tier that takes commits"
+        return max(committed.last_ledger_id, committed.first_offset)
 
     async def _look_up(self, emit: Callable[[Event], None]) -> AsyncGenerator[PartRanges, None]:
         """Yield the parts of the stream. None if it is not on the tier yet, and there is an origin."""
@@ -263,7 +284,7 @@ class Replay:
         return self.runs(str(at)), None
 
 
-def _entered(at: ReplayIterator, part: PartRanges) -> ReplayIterator:
+def _entered(at: ReplayIterator, part: PartRanges, end: int) -> ReplayIterator:
     """Return the place at which an iterator continues in a part, its own or a later one. Checks it."""
     manifest = part.reader.manifest
     first, incarnation = manifest.first_offset, manifest.incarnation.hex
@@ -272,8 +293,8 @@ def _entered(at: ReplayIterator, part: PartRanges) -> ReplayIterator:
     if at.incarnation not in ("", incarnation):
         raise StreamDeleted(f"stream {at.stream!r} was deleted and begun again since the iterator was made")
     at = replace(at, incarnation=incarnation)
-    if at.origin >= manifest.next_offset:  # all that is sorted was delivered when it was not sorted yet
-        return replace(at, offset=manifest.next_offset)
+    if at.origin >= end > at.offset:  # all that is sorted was delivered when it was not sorted yet
+        return replace(at, offset=end)
     if at.offset > manifest.next_offset:
         raise Misuse(
             f"the iterator is at offset {at.offset} of {at.stream!r}, which ends at {manifest.next_offset}"

@@ -20,7 +20,7 @@ from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import RecordSelector
 from offload.formats.records import RecordRun
 from offload.index.find import FindReport, of_rows
-from offload.index.selection import PartSelection, select
+from offload.index.selection import SelectedChunks, select
 from offload.model.record_columns import RecordBytes
 from offload.opening.plugins import Plugins
 from offload_spark.bounds import ScanBounds
@@ -92,7 +92,7 @@ async def plan_selected(
     return [[_with_ranges(part, ranges[part.stream, part.part]) for part in parts] for parts in partitions]
 
 
-def _overlapping(pieces: Sequence[PlannedPiece], part: PartSelection) -> list[PlannedPiece]:
+def _overlapping(pieces: Sequence[PlannedPiece], part: SelectedChunks) -> list[PlannedPiece]:
     firsts = np.array([each.first for each in pieces], np.uint64)
     wanted = part.overlap(firsts, np.array([each.until for each in pieces], np.uint64))
     return [piece for piece, is_wanted in zip(pieces, wanted, strict=True) if is_wanted]

@@ -35,19 +35,12 @@ class _Walk:
     async def run(self) -> None:
         await self.append()
         self.iterator = await self.replay.iterator(self.filters)
-        steps = [
-            self.append,
-            self.seal,
-            self.sort,
-            self.delete,
-            self.read,
-            self.read,
-            self.roll,
-            self.crash,
-            self.trim,
-        ]
+        steps = [self.append, self.append, self.seal, self.sort, self.half, self.delete, self.roll]
+        steps += [self.read, self.read, self.crash, self.trim, self.index]
         for _ in range(40):
             await self.random.choice(steps)()
+        while await self.world.sort():
+            pass
         for _ in range(len(self.world.log) + 3):
             await self.read(most=1000)
         await self.replay.aclose()
@@ -73,10 +66,18 @@ class _Walk:
         self.world.seal()
 
     async def sort(self) -> None:
-        await self.world.sort()
+        """Sort a ledger, or leave it behind half done."""
+        await self.world.sort(chunks_max=self.random.choice((1, 1000)))
 
     async def delete(self) -> None:
         self.world.delete_ledger(only_sorted=not (self.may_lose and self.random.random() < 0.3))
+
+    async def half(self) -> None:
+        """Leave the beginning of a sorted ledger behind, while somebody reads."""
+        self.world.seal()
+        await self.world.sort(chunks_max=self.random.randint(1, 2))
+        await self.read()
+        await self.read(most=self.random.choice((3, 1000)))
 
     async def roll(self) -> None:
         """Seal a ledger, sort it, and delete all that is sorted at the source, as a fast broker does."""

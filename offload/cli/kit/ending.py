@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from offload.ground.errors import Misuse, OffloadError
 
-__all__ = ["Usage"]
+__all__ = ["Usage", "guarded"]
 
 
 T = TypeVar("T")
