@@ -46,7 +46,7 @@ from offload_queue.stored_queue import StoredQueue
 
 __all__ = ["MessageStore"]
 
-WAITING_SIZE_BYTES_MAX: Final = 32 * 2**20
+WAITING_SIZE_BYTES_MAX: Final = 16 * 2**20
 """A publisher waits for the disk if records of this size wait already."""
 ACK_DELAY_SECONDS: Final = 0.2
 """Acknowledgements wait for this time for a batch that has messages."""

@@ -109,9 +109,11 @@ async def open_store(
     except BaseException:
         await log.aclose()
         raise
-    if is_new:
+    oldest = log.ledgers[0]
+    has_rests = oldest.is_sealed and store.counts.lowest_live() >= oldest.next_offset
+    if is_new or has_rests:
         try:
-            await store.checkpoint()  # from here on, the instance is known
+            await store.checkpoint()  # from here on, the instance is known, and dead ledgers may go
         except BaseException:
             await store.aclose()
             raise

@@ -60,7 +60,7 @@ from offload_queue.tier_reading import TierReading, reference_of
 
 __all__ = ["QueueTier", "last_state", "take_over"]
 
-MOVE_SIZE_BYTES: Final = 16 * 2**20
+MOVE_SIZE_BYTES: Final = 8 * 2**20
 """A move ends with the message that brings it to this. They are in memory while they move."""
 SHARED_SIZE_BYTES: Final = 4096
 """A record of this size that several queues have goes to the tier once."""
@@ -69,7 +69,7 @@ CHUNK_RECORDS: Final = 2**16 - 1
 TRIM_SHARE: Final = 4
 """The tier is trimmed if what goes is this share of what lives."""
 CONFIRM_INTERVAL_SECONDS: Final = 0.05
-READ_COUNT: Final = 2048
+READ_COUNT: Final = 512
 
 _log: Final = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class _Upload:
     """Records of the next tier ledger, and what becomes of the places when it is committed."""
 
     first: int
+    end: int = field(init=False)
     records: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
     moved: list[tuple[StoredQueue, QueueRun, MessageTags]] = field(default_factory=list)
@@ -87,14 +88,14 @@ class _Upload:
     )
     """Queue, old run, new run, the positions of the old that are in the new, their tags."""
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.records)
+    def __post_init__(self) -> None:
+        self.end = self.first
 
     def add(self, record: bytes) -> int:
         """Add a record and return its tier offset."""
         self.records.append(record)
         self.size_bytes += len(record)
+        self.end += 1
         return self.end - 1
 
 
@@ -276,12 +277,12 @@ class QueueTier:
         await self._add_survivors(upload, end)
         if collected is not None:
             await self._add_living(upload, collected)
-        if upload.records:
+        if upload.end > upload.first:
             state = self._state_after(upload, end)
-            await self._commit(writer, upload.records, encode_control(state))
+            await self._commit(writer, upload, encode_control(state))
         self._apply(upload, end)
         self._resolve()
-        if upload.records:
+        if upload.end > upload.first:
             await store.checkpoint()
 
     async def _add_survivors(self, upload: _Upload, end: int) -> None:
@@ -290,8 +291,9 @@ class QueueTier:
         wanted = [(queue, tags) for queue, tags in wanted if len(tags)]
         if not wanted:
             return
-        every = np.unique(np.concatenate([tags for _, tags in wanted]))
-        is_shared = (store.counts.references(every) > 1) & (store.counts.sizes(every) >= SHARED_SIZE_BYTES)
+        every, times = np.unique(np.concatenate([tags for _, tags in wanted]), return_counts=True)
+        is_shared = (times > 1) & (store.counts.sizes(every) >= SHARED_SIZE_BYTES)
+        sharers = dict(zip(every[times > 1].tolist(), times[times > 1].tolist(), strict=True))
         records: dict[int, bytes] = {}
         for begin in range(0, len(every), READ_COUNT):
             part = every[begin : begin + READ_COUNT]
@@ -306,10 +308,9 @@ class QueueTier:
             for tag in tags.tolist():
                 if tag in shared:
                     upload.add(REFERENCE.pack(TIER_REFERENCE, tag, shared[tag]))
-                    sharers = int(store.counts.references(np.array([tag]))[0])
-                    run.size_bytes += len(records[tag]) // max(sharers, 1)
+                    run.size_bytes += len(records[tag]) // sharers[tag]
                     continue
-                record = records[tag]
+                record = records[tag] if tag in sharers else records.pop(tag)
                 upload.add(
                     TAGGED.pack(TIER_MESSAGE, tag)
                     + (record if record.startswith(head) else without_queues(record))
@@ -360,7 +361,7 @@ class QueueTier:
 
     def _apply(self, upload: _Upload, end: int) -> None:
         store = self._store
-        if upload.records:
+        if upload.end > upload.first:
             store.batches = self._batches_after(upload)
         store.moved = end
         for queue, run, tags in upload.moved:
@@ -378,11 +379,10 @@ class QueueTier:
         self._store.counts.release(there)
         return left
 
-    async def _commit(self, writer: StreamWriter, records: list[bytes], state: bytes) -> None:
-        first = writer.manifest.next_offset
+    async def _commit(self, writer: StreamWriter, upload: _Upload, state: bytes) -> None:
         self._timestamp_ms = max(self._timestamp_ms, self._store.env.now_ms())
-        await _offload(writer, records, state, timestamp_ms=self._timestamp_ms)
-        if writer.manifest.next_offset != first + len(records) + 1:
+        await _offload(writer, upload.records, state, timestamp_ms=self._timestamp_ms)
+        if writer.manifest.next_offset != upload.end + 1:
             raise Fenced(f"vhost {self.stream!r}: another writer appended to its stream")
         self._reading.manifest = writer.manifest
 
@@ -495,7 +495,10 @@ async def _offload(writer: StreamWriter, records: list[bytes], state: bytes, *, 
         chunks.append(build_chunk(part, offset=offset, timestamp_ms=timestamp_ms, epoch=0))
         offset += len(part)
     chunks.append(build_chunk([state], offset=offset, timestamp_ms=timestamp_ms, epoch=0))
-    await writer.offload([MemoryHandle(chunks, ledger_id=first)])
+    handle = MemoryHandle(chunks, ledger_id=first)
+    records.clear()  # the handle has a copy, and the memory of a move is bounded
+    del chunks
+    await writer.offload([handle])
 
 
 def _pieces(records: list[bytes]) -> Iterable[list[bytes]]:

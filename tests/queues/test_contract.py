@@ -18,7 +18,11 @@ from offload_queue.queue_vhost import QueueVhost, VhostSettings
 from offload_queue.variable_queue import VariableQueue
 
 from offload import ObjectStoreOffloader
+from offload.ground.env import Env
 from offload.store.memory import MemoryStore
+
+STEADY = Env(random=lambda: 0.5)
+"""Hypothesis forbids the use of `random` while it draws, in tasks of the background too."""
 
 
 class TestMemoryQueue(QueueBackend):
@@ -65,8 +69,10 @@ class Stored(QueueBackend):
         return await self.of_parts()
 
     async def open_parts(self) -> tuple[MessageStore, QueueTier]:
-        store = await open_store(self.folder, log_size_bytes_max=self.log_size_bytes_max)
-        side = QueueTier(store, ObjectStoreOffloader(self.objects), "vhost", move_size_bytes=2**16)
+        store = await open_store(self.folder, log_size_bytes_max=self.log_size_bytes_max, env=STEADY)
+        side = QueueTier(
+            store, ObjectStoreOffloader(self.objects, env=STEADY), "vhost", move_size_bytes=2**16
+        )
         side.start()
         self.opened_stores.append(store)
         return store, side

@@ -20,6 +20,7 @@ from offload_queue.restarts import GivenUp
 from offload_queue.variable_queue import put_into, records_of
 from queue_world import QueueWorld, Vhost, bodies_of
 
+from offload import FolderLog
 from offload.ground.errors import Conflict, Corrupt, Fenced, Misuse, NoSpace, OffloadError, TryAgain
 
 
@@ -379,6 +380,31 @@ def test_a_fetch_that_fails_leaves_the_queue_as_it_was(world: QueueWorld) -> Non
         assert [each.body[:1] for each in await queue.fetch(3)] == [b"0", b"1", b"2"]
         assert (await queue.length(), await queue.depth()) == (47, 50)
         vhost.check()
+        await vhost.close()
+
+    asyncio.run(lives())
+
+
+def test_a_start_deletes_the_ledgers_that_a_crash_left(
+    world: QueueWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ended between its checkpoint and the deletion. Otherwise a full log would stay full."""
+
+    async def never(log: FolderLog, ledger_id: int) -> None:
+        raise TryAgain(f"the process ends before the deletion of {ledger_id}")
+
+    async def lives() -> None:
+        vhost = await world.open()
+        queue = await vhost.queue("a")
+        await queue.publish([bytes(1000)] * 10)
+        with monkeypatch.context() as patched:
+            patched.setattr(FolderLog, "delete", never)
+            with suppress(TryAgain):
+                await vhost.page()
+            await world.killed(vhost)
+        vhost = await world.open()
+        await until(lambda: vhost.store.log_size_bytes < 5000)
+        assert len(await bodies_of(await vhost.queue("a"))) == 10
         await vhost.close()
 
     asyncio.run(lives())
