@@ -109,9 +109,7 @@ async def scan(store: ObjectStore, objects: int, rounds: int) -> None:
     await bucket.persist()
 
     async def listing() -> None:
-        rows = store.list(bucket.prefix)
-        async with aclosing(rows):
-            assert len([row async for row in rows]) > objects
+        assert len([row async for row in store.list(bucket.prefix)]) > objects
 
     async def scanned() -> None:
         found = RabbitmqS3Scan()

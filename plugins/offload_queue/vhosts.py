@@ -122,11 +122,9 @@ class Vhosts:
         assert group is not None
         for task in self._watching:
             task.cancel()
-        # An error of the body goes on by itself: in the group, it would have another class.
-        ended = (kind, error, trace) if isinstance(error, asyncio.CancelledError) else (None, None, None)
         try:
-            await group.__aexit__(*ended)
-        except BaseExceptionGroup as errors:
+            await group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as errors:  # of a vhost, or else of the body: callers tell errors by class
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
         finally:
             for vhost in self._vhosts.values():

@@ -43,6 +43,10 @@ class World(TierWorld):
         """Let every sync fail, of one vhost or of all."""
         self.disk.fails = lambda name: errno.EIO if name == "sync" else 0
 
+    def claims(self) -> int:
+        """Return the number of fragments of the vhost: an owner that takes it writes one."""
+        return len(self.data)
+
     def mends(self) -> None:
         self.disk.fails = lambda name: 0
 
@@ -250,6 +254,21 @@ def test_a_vhost_that_was_given_up_waits_for_a_person(world: World) -> None:
     asyncio.run(scenario())
 
 
+def test_a_person_gives_a_vhost_all_of_its_restarts_again(world: World) -> None:
+    async def scenario() -> None:
+        async with world.vhosts(limit=RestartLimit(intensity=1)) as vhosts:
+            vhost = await vhosts.open("v")
+            queue = await vhost.declare("q")
+            for _ in range(2):
+                await failed(world, vhost, queue)
+                assert vhost.is_up
+                await failed(world, vhost, queue)
+                assert vhost.is_given_up
+                await vhosts.open("v")
+
+    asyncio.run(scenario())
+
+
 def test_a_start_that_fails_is_one_more_failure(world: World) -> None:
     async def scenario() -> None:
         slept = list[float]()
@@ -425,6 +444,61 @@ def test_a_queue_keeps_its_levels(world: World) -> None:
     asyncio.run(scenario())
 
 
+def test_an_interrupted_declaration_is_completed_as_it_was_begun(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with world.vhosts() as vhosts:
+            vhost = await vhosts.open("v")
+            declare, left = vhost.store.declare, 2
+
+            async def interrupted(name: str) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise TryAgain("interrupted")
+                return await declare(name)
+
+            monkeypatch.setattr(vhost.store, "declare", interrupted)
+            with pytest.raises(TryAgain):
+                await vhost.declare("q", priority_max=4)
+            monkeypatch.undo()
+            with pytest.raises(Misuse, match="priority_max=4"):
+                await vhost.declare("q", priority_max=1)
+            queue = await vhost.declare("q", priority_max=4)
+            await queue.publish([b"low", b"high"], properties=BOTH)
+            assert await bodies(queue) == [b"high", b"low"]
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_a_condition_is_its_own(world: World) -> None:
+    async def scenario() -> None:
+        async with world.vhosts(limit=RestartLimit(intensity=0)) as vhosts:
+            queue = await (await vhosts.open("v")).declare("q")
+            await queue.publish([b"a", b"b"])
+            tag = (await queue.fetch(1))[0].tag
+            for call in (queue.dropwhile, queue.fetchwhile):
+                with pytest.raises(ZeroDivisionError):
+                    await call(lambda its: 1 // its.priority > 0)
+            assert await queue.ack([tag]) == [tag]
+
+    asyncio.run(scenario())
+
+
+def test_a_ram_target_outlives_a_restart(world: World) -> None:
+    async def scenario() -> None:
+        async with world.vhosts() as vhosts:
+            vhost = await vhosts.open("v")
+            queue = await vhost.declare("q")
+            queue.set_ram_target(0)
+            await failed(world, vhost, queue)
+            await queue.publish([b"a"])
+            assert queue.ram_size_bytes == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_deleted_queue_is_gone_with_all_levels(world: World) -> None:
     async def scenario() -> None:
         async with world.vhosts() as vhosts:
@@ -495,7 +569,28 @@ def test_another_machine_takes_what_the_tier_confirmed(world: World, tmp_path: P
                 await settled(vhost)
                 with pytest.raises(Fenced, match="vhost 'v' is down"):
                     await queue.depth()
+                assert vhost._restarts.recent == 0
                 await (await taken.declare("q")).publish([b"goes on"])
+
+    asyncio.run(scenario())
+
+
+def test_a_takeover_that_is_interrupted_begins_again(world: World, tmp_path: Path) -> None:
+    """The stream was claimed, and the claim's state is not in the log: the next start claims it again."""
+
+    async def scenario() -> None:
+        async with world.vhosts(confirm="tier") as vhosts:
+            await (await (await vhosts.open("v")).declare("q")).publish([b"kept"])
+        async with world.vhosts(folder=tmp_path / "second") as vhosts:
+            world.disk.fails = lambda name: errno.EIO if name == "write" and world.claims() > 1 else 0
+            with pytest.raises(OffloadError):
+                await vhosts.open("v")
+            assert world.claims() > 1
+            world.mends()
+            vhost = await vhosts.open("v")
+            assert await bodies(await vhost.declare("q")) == [b"kept"]
+            await vhost.store.flush()
+            assert vhost.is_up
 
     asyncio.run(scenario())
 

@@ -169,6 +169,36 @@ class ManyStreams:
         raise NotImplementedError
 
 
+def test_the_names_are_listed_before_a_client_asks_and_again_when_a_newer_stream_may_be_meant() -> None:
+    """A client that asks for the very name of a stream waits for no listing."""
+    now, folder = [0.0], "__orders-7_1795238998890203020"
+
+    class Counted(ManyStreams):
+        listings = 0
+
+        async def names(self) -> list[str]:
+            self.listings += 1
+            return await super().names()
+
+    async def main() -> None:
+        streams = Counted()
+        names = TierNames(streams, Env(monotonic=lambda: now[0]))
+        await names.learn()
+        for seconds, name, listings in (
+            (0.5, "orders-7", 1),
+            (2, folder, 1),
+            (59, folder, 1),
+            (59, "orders-7", 2),
+            (118, folder, 2),
+            (119.5, folder, 3),
+        ):
+            now[0] = seconds
+            assert await names.resolve("/", name) == folder
+            assert streams.listings == listings, (seconds, name)
+
+    asyncio.run(main())
+
+
 def test_a_request_for_many_names_does_not_walk_all_streams_for_each() -> None:
     """A frame of 1 MiB has more names than these, and other clients wait meanwhile."""
 

@@ -84,7 +84,8 @@ class StreamListener(Listener):
         shared = self._shared(streams)
         accepting = asyncio.create_task(self._accept(shared))
         stopped = asyncio.create_task(stopping.wait())
-        shared.keep(asyncio.create_task(self._offsets.keep()))
+        for beside in (self._offsets.keep(), shared.names.learn()):
+            shared.keep(asyncio.create_task(beside))
         try:
             await asyncio.wait([accepting, stopped], return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():

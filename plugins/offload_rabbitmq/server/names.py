@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from typing import Final
 
@@ -23,6 +24,9 @@ from offload.ground.errors import NotOffloaded, OffloadError
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """The age of a list of names. Each client asks several times while it connects."""
+
+KNOWN_SECONDS: Final = 60.0
+"""The age of a list that has the very name that is asked for. No newer stream has it."""
 
 NAME_SIZE_BYTES_MAX: Final = 255
 _REPLACED: Final = re.compile(r"[^A-Za-z0-9_\-=]")
@@ -44,7 +48,7 @@ class TierNames:
 
         Raises `NotOffloaded` if there is none, and `OffloadError` if two streams are equally new.
         """
-        await self._look()
+        await self._look(KNOWN_SECONDS if name in self._names else LOOK_AGAIN_SECONDS)
         if name in self._names:
             return name
         lives = self._lives.get(_REPLACED.sub("_", f"{virtual_host}_{name}"), ())
@@ -68,9 +72,14 @@ class TierNames:
                 raise
         return found
 
-    async def _look(self) -> None:
+    async def learn(self) -> None:
+        """List the names before the first client asks for one."""
+        with suppress(OffloadError):  # the client is told
+            await self._look(LOOK_AGAIN_SECONDS)
+
+    async def _look(self, age_seconds: float) -> None:
         now = self._env.monotonic()
-        if now - self._looked_at < LOOK_AGAIN_SECONDS:
+        if now - self._looked_at < age_seconds:
             return
         names, lives = frozenset(await self._streams.names()), dict[str, list[tuple[int, str]]]()
         for each in names:

@@ -24,6 +24,9 @@ _T = TypeVar("_T")
 class StreamNames(Protocol):
     """Knows which stream of a tier a client means (`server.names`)."""
 
+    async def learn(self) -> None:
+        """Find out what can be known before a client asks."""
+
     async def resolve(self, virtual_host: str, name: str) -> str:
         """Return the name on the tier. Raises `NotOffloaded`, or another error if it cannot be told."""
 
