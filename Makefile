@@ -15,7 +15,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # The tests start some two hundred processes. Without its bytecode, each would compile the program again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test servers lint types check bench share campaign wheels claims news faults clean
+.PHONY: demo test servers lint types check bench share test-and-share campaign wheels claims news faults clean
 
 demo: $(CORE)
 	$(BIN)/offload demo
@@ -48,6 +48,11 @@ bench: $(READY)
 # One of the twenty shares of the tests that only the campaign runs. Each day has another share (tests/campaign.py).
 share: $(LOOPS)
 	OFFLOAD_SHARE=$${OFFLOAD_SHARE:-$$(($$(date +%s) / 86400))} $(PYTEST)
+
+# Both: all tests of `make test`, and the share of the day. They are collected once, and each server starts once.
+# A share may use Ceph, which writes up to 12 GiB.
+test-and-share: $(LOOPS)
+	OFFLOAD_SHARE=+$${OFFLOAD_SHARE:-$$(($$(date +%s) / 86400))} ROOM_GIB=13 tests/in_memory $(PYTEST)
 
 # Every test: all servers, all planted bugs, long walks, kill -9 at many moments, a thousand rounds of faults per server.
 campaign: $(LOOPS)

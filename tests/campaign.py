@@ -1,8 +1,9 @@
 """Leave slow tests to the campaign, draw CI's share of them, and count what a run leaves out.
 
 A test marked `campaign("reason")` runs under `make campaign`. `make share` runs one of `SHARES` parts of
-these tests. The day chooses the part, so all of them run in `SHARES` days. Every other run leaves these tests
-out and says how many, by reason. The name of a test alone decides to which share it belongs.
+these tests, and `make test-and-share` runs it with all others. The day chooses the part, so all parts run
+within `SHARES` days. Every other run leaves these tests out and says how many, by reason. The name of a test
+alone decides to which share it belongs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 """True under `make campaign`: every test runs, and walks go on for longer."""
 
 SHARE: Final = os.environ.get("OFFLOAD_SHARE")
-"""Set by `make share`: the number of the share that runs, alone. Number `SHARES` is share 0 again."""
+"""The number of the share that runs: alone (`7`), or with all that `make test` runs (`+7`). 27 is 7 again."""
 
 SHARES: Final = 20
 
@@ -171,7 +172,10 @@ class LeftOut:
         kept, left = [], []
         for item in items:
             mark = item.get_closest_marker("campaign")
-            wanted = mark is None if SHARE is None else mark is not None and is_drawn(item.nodeid, int(SHARE))
+            if mark is None:
+                wanted = SHARE is None or SHARE.startswith("+")
+            else:
+                wanted = SHARE is not None and is_drawn(item.nodeid, int(SHARE))
             (kept if wanted else left).append(item)
             if mark is not None and not wanted:
                 self._left[mark.args[0]] += 1

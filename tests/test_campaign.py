@@ -9,7 +9,7 @@ from typing import Final
 
 import campaign as campaigns
 import pytest
-from campaign import LeftOut, campaign, few, leave_cases
+from campaign import SHARES, LeftOut, campaign, few, leave_cases
 
 SUITE: Final = '''
 import pytest
@@ -124,7 +124,7 @@ def collected(folder: Path, *options: str) -> tuple[Seen, list[str]]:
     argv = ["--collect-only", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", f"-c{folder}/pytest.ini"]
     with redirect_stdout(out):
         code = pytest.main([*argv, *options, str(folder)], plugins=[seen, LeftOut()])
-    assert code == pytest.ExitCode.OK, out.getvalue()
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), out.getvalue()
     _, left, counts = out.getvalue().partition("left to the campaign: ")
     assert left
     return seen, sorted(line for line in counts.splitlines() if line.startswith("  "))
@@ -145,3 +145,20 @@ def test_a_whole_run_keeps_and_counts_what_a_selecting_one_does_with_fewer_items
     assert left_of_whole == left_of_selecting
     assert {"     4  slow", "     1  one", "     4  server", "     5  class"} < set(left_of_whole)
     assert (len(whole.kept), whole.items, selecting.items) == (10, 14, 34)
+
+
+def test_a_share_runs_alone_or_with_the_ordinary_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaigns, "CAMPAIGN", False)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    found: dict[str | None, list[str]] = {}
+    for share in (None, *map(str, range(SHARES)), "+3", "+23"):
+        monkeypatch.setattr(campaigns, "SHARE", share)
+        found[share] = collected(tmp_path)[0].kept
+
+    alone = [found[str(number)] for number in range(SHARES)]
+    assert sum(map(len, alone)) == len({name for each in alone for name in each}) == 24
+    assert not {*found[None]} & {name for each in alone for name in each}
+    assert found["+3"] == found["+23"] == sorted(found[None] + found["3"])
