@@ -99,6 +99,12 @@ def test_levels_behind_the_32nd_are_one_and_long_levels_are_cut() -> None:
     assert len(order.about) < 1000
 
 
+def test_topics_that_differ_behind_what_keys_have_share_a_key() -> None:
+    order = TopicOrder.of([b"z" * 129, b"z" * 128 + b"y", b"z"])
+
+    assert order.ranks.tolist() == [2, 2, 1]
+
+
 def test_there_are_never_too_many_structures() -> None:
     topics = [
         b"%d/%d/%d/%d" % (a, b, c, d) for a in range(9) for b in range(9) for c in range(9) for d in range(9)
