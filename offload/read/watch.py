@@ -92,11 +92,22 @@ class StreamWatch:
         now = self._env.monotonic()
         if now - known.looked_at < max_staleness_seconds:
             return known.parts
-        parts = await WholeStream(self._catalogue, stream).views()
+        parts = await self._newest_parts(stream, known.parts)
         if now > known.looked_at:  # another call may have begun later, and ended earlier
             # If this process has committed meanwhile, nobody finds `known` any more.
             known.looked_at, known.parts = now, parts
         return parts
+
+    async def _newest_parts(
+        self, stream: str, known: Sequence[tuple[int, StreamView]]
+    ) -> Sequence[tuple[int, StreamView]]:
+        """Return the parts as they are now. If there was one, and it is as before, listings are enough."""
+        if len(known) == 1:
+            [(number, view)] = known
+            with suppress(StreamDeleted):  # perhaps it was begun again
+                news = await look(self._catalogue, stream, number, view.committed)
+                return [(number, news.view or view), *news.parts]
+        return await WholeStream(self._catalogue, stream).views()
 
     async def news(self, stream: str, newest: int, known: CommittedStream) -> News:
         """Wait until there are records behind the state `known` of the `newest` part, and return where.

@@ -335,6 +335,25 @@ class TestStaleness:
 
         run(act)
 
+    def test_an_opening_of_a_stream_that_is_as_before_lists_and_reads_no_object(self) -> None:
+        async def act(world: World) -> None:
+            await self.opened(world, 0.0)
+            assert (await self.opened(world, 0.0))[0] == 10
+            assert {operation for operation, _ in world.store.calls} == {"list"}
+
+        run(act)
+
+    def test_an_opening_finds_the_next_life_of_a_stream(self) -> None:
+        async def act(world: World) -> None:
+            await self.opened(world, 0.0)
+            await delete_stream(world.others(), STREAM)
+            with pytest.raises(StreamDeleted):
+                await self.opened(world, 0.0)
+            await world.append(3)
+            assert (await self.opened(world, 0.0))[0] == 3
+
+        run(act)
+
     def test_a_view_is_as_old_as_the_beginning_of_its_look(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def act(world: World) -> None:
             views = world.ours.view
