@@ -191,6 +191,11 @@ class Watch:
             since = known[1] if known is not None and known[0] == each.lease else now
             self._seen[each.unit] = each.lease, since
 
+    def is_foreign(self, each: OpenUnit) -> bool:
+        """Return whether another member held this unit at the last look."""
+        seen = (self._seen or {}).get(each.unit)
+        return seen is not None and seen[0].member != each.lease.member
+
     def is_expired(self, each: OpenUnit) -> bool:
         """Return whether the lease of a unit is as it was so long ago."""
         lease, since = (self._seen or {}).get(each.unit, (None, 0.0))

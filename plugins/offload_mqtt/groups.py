@@ -146,8 +146,8 @@ class GroupMember:
     async def _unit(self, note: GroupNote, held: OpenUnit) -> AsyncGenerator[ReplayRun, None]:
         """Yield the messages of a unit, and save its place. Ends early if another member has taken it."""
         unit, saved = held.unit, self.env.monotonic()
-        if held.place > unit.first_offset:
-            self.tell(f"a unit of ledger {unit.ledger} is read on from offset {held.place}")
+        if self._watch.is_foreign(held):
+            self.tell(f"a member is gone: its unit is read on from offset {held.place}")
         at = ReplayIterator(
             self.note.stream,
             self.note.incarnation.hex if unit.part == 1 else "",

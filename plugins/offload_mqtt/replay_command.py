@@ -20,11 +20,13 @@ from offload.contracts.events import Event
 from offload.ground.env import Env
 from offload.ground.errors import Misuse
 from offload.model.position import Position, parse_position
+from offload.native.layout_check import native
 from offload.read.reader import StreamReader
 from offload.showing.lines import Format
 from offload.showing.message_output import MessageOutput
 from offload.two_sides.tiered import TieredReader
 from offload_mqtt.address import BrokerAddress, parse_address
+from offload_mqtt.groups import GroupMember
 from offload_mqtt.iterators import HistoryTrimmed, ReplayIterator
 from offload_mqtt.origin import ReplayOrigin
 from offload_mqtt.output import Output, Printed, Publisher
@@ -107,6 +109,16 @@ Resume = Annotated[
     ),
 ]
 
+GroupName = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        help="Share the messages with all processes of this group and these filters. "
+        "The first of them sets --from. Each message comes at least once.",
+    ),
+]
+
 
 def replay(
     context: typer.Context,
@@ -123,6 +135,7 @@ def replay(
     limit: Most = None,
     how: PrintedFormat = Format.JSONL,
     resume: Resume = None,
+    group: GroupName = None,
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
     option: Options = None,
@@ -135,6 +148,10 @@ def replay(
     position = _position(start)
     if speed is not None and speed <= 0:
         raise Usage("--speed takes a number above 0: 1 is the pace at which messages came")
+    if group is not None and (source, origin, speed, resume) != (None,) * 4:
+        raise Usage(
+            "--group shares what is sorted on TIER: leave out --source, --origin, --speed and --resume"
+        )
     topics = _topics(by)
 
     is_awaited = follow or speed is not None
@@ -154,13 +171,19 @@ def replay(
                 client_id = f"offload-replay-{state.session.env.uuid().hex[:12]}"
                 publisher = Publisher.opened(address, client_id, topics.decoder)
                 sink = await opened.enter_async_context(publisher)
+            if group is not None:
+                shared, env = native(catalogue, to="share a replay"), state.session.env
+                member = await GroupMember.of(shared, made, name, group, filters, env=env)
+                member.confirm, member.tell = sink.flush, print_note
+                await _write(member.runs(position, follow=follow), sink, limit, place)
+                return
             begin = resume if resume is not None else await made.iterator(filters, position)
             runs = _runs(made, begin, live, state.session.env, follow=follow)
             if speed is not None:
                 runs = paced(by_arrival(runs), speed, state.session.env)
             await _write(runs, sink, limit, place)
 
-    place = _Summary()
+    place = _Summary(group)
     try:
         run_async(main)
     except KeyboardInterrupt as stop:
@@ -171,12 +194,15 @@ def replay(
 class _Summary:
     """How far a replay has come."""
 
+    group: str | None = None
     messages: int = 0
     at: ReplayIterator | None = None
 
     def __str__(self) -> str:
         if self.at is None:
             return "no message was replayed"
+        if self.group is not None:
+            return f"{counted(self.messages, 'message')} replayed; group {self.group} has saved how far it is"
         return f"{counted(self.messages, 'message')} replayed; continue with --resume {self.at}"
 
 
