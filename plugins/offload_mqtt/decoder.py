@@ -7,11 +7,13 @@ key is the topic. A record of another format stays raw, and its topic is empty.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from offload.contracts.decoder import Decoded, Decoder, RecordSelector
-from offload.model.record_columns import Integers, RecordBytes
+from offload.formats.rows import ValuePool, column_of
+from offload.model.record_columns import ByteColumn, HeaderColumn, Integers, RecordBytes
 from offload_mqtt.selector import TopicSelector
 from offload_mqtt.topic_record import RecordFlag, columns_of
 from offload_mqtt.topics import TopicFilter
@@ -25,6 +27,20 @@ class MqttDecoder(Decoder):
     has_timestamps: ClassVar[bool] = True
     has_range_keys: ClassVar[bool] = True
 
+    def columns(self, records: RecordBytes, names: Sequence[str]) -> Mapping[str, ByteColumn | HeaderColumn]:
+        """Return columns as `Decoder.columns` says. Topics and payloads need no object for each record."""
+        if not {*names} <= {"topic", "key", "body"}:
+            return super().columns(records, names)
+        found = columns_of(records)
+        texts = {topic: _json(_shown(topic)) for topic in {*found.topics}}
+        rests = ValuePool(found.rests.data, found.rests.starts, found.rests.sizes)
+        return {
+            name: column_of([rests], len(records))
+            if name == "body"
+            else ByteColumn.of([topic or None if name == "key" else texts[topic] for topic in found.topics])
+            for name in names
+        }
+
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
         """Return the payloads."""
         return columns_of(RecordBytes.of(records)).rests.to_list()
@@ -37,7 +53,7 @@ class MqttDecoder(Decoder):
             Decoded(
                 rest,
                 {
-                    "topic": topic.decode(errors="backslashreplace"),
+                    "topic": _shown(topic),
                     "origin": origin,
                     "time_us": time_us,
                     "qos": flags & RecordFlag.QOS,
@@ -73,3 +89,11 @@ class MqttDecoder(Decoder):
         times_us[times_us >= 0] //= 1000
         times_us[times_us < 0] = -1
         return times_us
+
+
+def _shown(topic: bytes) -> str:
+    return topic.decode(errors="backslashreplace")
+
+
+def _json(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False).encode()

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from offload_mqtt.decoder import MqttDecoder
 from offload_mqtt.topic_record import columns_of, encode_record
 
+from offload.contracts.decoder import Decoder
 from offload.ground.errors import Misuse
-from offload.model.record_columns import RecordBytes
+from offload.model.record_columns import ByteColumn, RecordBytes
 
 PARTS = st.tuples(
     st.integers(0, 2),
@@ -75,3 +76,18 @@ def test_the_decoder_gives_topic_time_and_flags() -> None:
 def test_a_topic_that_mqtt_cannot_have_is_refused() -> None:
     with pytest.raises(Misuse, match="65536 bytes"):
         encode_record(2, 0, 0, 0, b"x" * 65_536, b"")
+
+
+@given(
+    st.lists(st.one_of(PARTS.map(lambda parts: encode_record(*parts)), st.binary(max_size=40)), max_size=8)
+)
+def test_columns_have_what_the_methods_return(records: list[bytes]) -> None:
+    names = ["topic", "key", "body"]
+    found = MqttDecoder().columns(RecordBytes.of(records), names)
+    expected = Decoder.columns(MqttDecoder(), RecordBytes.of(records), names)
+
+    for name in names:
+        one, other = found[name], expected[name]
+        assert isinstance(one, ByteColumn)
+        assert isinstance(other, ByteColumn)
+        assert one.to_list() == other.to_list()
