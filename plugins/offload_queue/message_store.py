@@ -108,7 +108,8 @@ class MessageStore:
         self._writing = _Batch(log.next_offset)
         self._task: asyncio.Task[None] | None = None
         self._later: asyncio.Task[None] | None = None
-        self._progress = asyncio.Condition()
+        self._progress = asyncio.Event()
+        """Set, and replaced, when a batch has ended or the store has."""
         self._checkpoint = -1
         """The offset of the newest state that is durable."""
         self._is_closing = self._is_closed = False
@@ -208,8 +209,7 @@ class MessageStore:
                         f"{self.log.where} has {self.log_size_bytes} bytes, and its bound is "
                         f"{self.log_size_bytes_max}: consume messages, or mend the tier, and publish again"
                     )
-            async with self._progress:
-                await self._progress.wait()
+            await self._progress.wait()
 
     # Reading.
 
@@ -247,6 +247,11 @@ class MessageStore:
     def _end(self, error: BaseException) -> None:
         self.failed = self.failed or error
         self.ended.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        passed, self._progress = self._progress, asyncio.Event()
+        passed.set()
 
     def _confirm(self) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -282,15 +287,13 @@ class MessageStore:
                     with suppress(NoSpace, TryAgain):  # after the next batch
                         await self._tend_ledgers()
                 self.log_size_bytes = sum(ledger.size_bytes for ledger in self.log.ledgers)
-                async with self._progress:
-                    self._progress.notify_all()
+                self._wake()
                 self.on_change()
         except Exception as exc:  # noqa: BLE001 (every later call raises it)
             self.fail(exc)
         finally:
             self._task = None
-            async with self._progress:
-                self._progress.notify_all()
+            self._wake()
 
     def _take(self) -> _Batch:
         batch = self._waiting
@@ -398,12 +401,11 @@ class MessageStore:
                     await self.checkpoint()
         finally:
             self._is_closed = True
+            self._wake()  # publishers that wait for room find it closed
             for task in (self._task, self._later):
                 if task is not None:
                     task.cancel()
                     await asyncio.wait([task])
-            async with self._progress:
-                self._progress.notify_all()  # publishers that wait for room find it closed
             await self.log.aclose()
 
 

@@ -245,8 +245,8 @@ class VariableQueue(BackingQueue):
 
     async def delete(self) -> None:
         """See `BackingQueue.delete`."""
-        if not self._queue.is_deleted:
-            self._check()
+        if not (self._is_closed and self._queue.is_deleted):
+            # Again, if the record of an earlier call was not written.
             await self._store.delete(self._queue)
         self._is_closed = True
 

@@ -408,3 +408,23 @@ def test_a_start_deletes_the_ledgers_that_a_crash_left(
         await vhost.close()
 
     asyncio.run(lives())
+
+
+@pytest.mark.parametrize("ends", ["fails", "closes"])
+def test_a_publisher_that_waits_for_room_leaves_when_the_store_ends(world: QueueWorld, ends: str) -> None:
+    async def lives() -> None:
+        vhost = await world.open(bound=20_000)
+        queue = await vhost.queue("a")
+        await queue.publish([bytes(25_000)])
+        waiting = asyncio.create_task(queue.publish([b"x"]))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        if ends == "fails":
+            vhost.store.fail(Fenced("another machine has it"))
+        else:
+            await vhost.store.aclose()
+        with pytest.raises(Fenced if ends == "fails" else Misuse):
+            await asyncio.wait_for(waiting, 5)
+        await vhost.vanish()
+
+    asyncio.run(lives())
