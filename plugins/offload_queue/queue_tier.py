@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -261,11 +262,16 @@ class QueueTier:
         return end, self._garbage()
 
     def _garbage(self) -> BatchState | None:
-        """Return the oldest ledger of the tier if more than half of the tier is dead."""
-        batches = self._store.batches
-        total = sum(each.size_bytes for each in batches)
-        live = sum(run.live_size_bytes for run in self._runs())
-        return batches[0] if len(batches) > 1 and live and total > 2 * live else None
+        """Return the oldest ledger with a run if more than half of the tier is dead."""
+        total, live = self._sizes()
+        needed = min((run.offset for run in self._runs()), default=2**63)
+        oldest = next((each for each in self._store.batches[:-1] if each.end > needed), None)
+        return oldest if total > 2 * live else None
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the size of all ledgers of the tier, and that of what lives."""
+        total = sum(each.size_bytes for each in self._store.batches)
+        return total, sum(run.live_size_bytes for run in self._runs())
 
     def _runs(self) -> Iterable[QueueRun]:
         return (run for queue in self._store.queues.values() for run in queue.places.runs)
@@ -325,23 +331,27 @@ class QueueTier:
         # A list: queues are declared and deleted while this reads.
         queues = [(queue, run) for queue in self._store.queues.values() for run in queue.places.runs]
         for queue, run in queues:
-            if collected.first <= run.offset < collected.end:
-                kept = np.flatnonzero(run.marks != ACKED)
+            kept = np.flatnonzero(run.marks != ACKED)
+            if collected.first <= run.offset < collected.end and len(kept):
                 tags, raw = np.empty(0, np.int64), []
                 while len(raw) < run.count:
                     part, more = await self._reading.run(run.offset + len(raw), run.count - len(raw))
                     tags, raw = np.concatenate([tags, part]), raw + more
                 found.append((queue, run, kept, tags[kept], [raw[row] for row in kept.tolist()]))
-        targets = {each for *_, raw in found for record in raw if (each := reference_of(record)) is not None}
+        bodies = Counter(reference_of(record) for *_, raw in found for record in raw)
         places: dict[int, int] = {}
-        for target in sorted(targets):
-            places[target] = upload.add((await self._reading.read(target, 1))[0])
+        shares: dict[int, int] = {}
+        for target in sorted(each for each in bodies if each is not None):
+            (body,) = await self._reading.read(target, 1)
+            places[target], shares[target] = upload.add(body), len(body) // bodies[target]
         for queue, run, kept, tags, raw in found:
             new = QueueRun(upload.end, len(kept), int(tags[0]), int(tags[-1]), 0)
-            new.size_bytes = max(run.size_bytes * new.count // run.count, 1)
+            before = upload.size_bytes
             for tag, record in zip(tags.tolist(), raw, strict=True):
-                body = reference_of(record)
-                upload.add(record if body is None else REFERENCE.pack(TIER_REFERENCE, tag, places[body]))
+                at = reference_of(record)
+                upload.add(record if at is None else REFERENCE.pack(TIER_REFERENCE, tag, places[at]))
+                new.size_bytes += 0 if at is None else shares[at]
+            new.size_bytes += upload.size_bytes - before
             upload.copied.append((queue, run, new, kept, tags))
 
     def _state_after(self, upload: _Upload, end: int) -> StoreState:
@@ -406,9 +416,10 @@ class QueueTier:
         needed = min((run.offset for run in self._runs()), default=2**63)
         kept = [each for each in store.batches if each.end > needed] or store.batches[-1:]
         dead = sum(each.size_bytes for each in store.batches[: -len(kept)])
-        live = sum(run.live_size_bytes for run in self._runs())
-        if len(kept) >= len(store.batches) or dead < live // TRIM_SHARE:
-            return False  # a commit for many of them
+        total, live = self._sizes()
+        # One commit for several of them, unless they are what makes the tier too large.
+        if len(kept) >= len(store.batches) or (dead < live // TRIM_SHARE and total <= 2 * live):
+            return False
         await self.meet()
         await store.checkpoint()  # no durable state may need what goes
         first = kept[0].first

@@ -120,11 +120,11 @@ def test_another_machine_has_all_that_was_confirmed_on_the_tier(world: QueueWorl
             await queue.publish(
                 [b"low", b"high"], properties=[MessageProperties(), MessageProperties(priority=2)]
             )
-            local = await queue.put([b"late"])
             async with vhosts_of(world, "b", confirm="tier") as new:
                 taken = await (await new.open("shop")).declare("orders", priority_max=2)
                 found = await taken.fetch(5)
                 assert [(each.body, each.redelivered) for each in found] == [(b"high", True), (b"low", True)]
+                local = await queue.put([b"late"])
                 with pytest.raises(OffloadError):
                     await local.confirmed
                 await taken.publish([b"more"])
@@ -426,5 +426,31 @@ def test_a_publisher_that_waits_for_room_leaves_when_the_store_ends(world: Queue
         with pytest.raises(Fenced if ends == "fails" else Misuse):
             await asyncio.wait_for(waiting, 5)
         await vhost.vanish()
+
+    asyncio.run(lives())
+
+
+def test_a_collection_ends_and_keeps_the_tier_small(world: QueueWorld) -> None:
+    """Also if what lives is much larger, or much smaller, than what was acknowledged beside it."""
+
+    async def lives() -> None:
+        vhost = await world.open()
+        queue, other = await vhost.queue("a"), await vhost.queue("b")
+        for keeps_large in (True, False, True):
+            for number in range(40):
+                is_large = number % 4 == 0
+                for each in (queue, other):
+                    await each.publish([bytes(5000 if is_large else 10)])
+            await vhost.page()
+            for each in (queue, other):
+                found = await each.fetch(1000)
+                tags = [one.tag for one in found if (len(one.body) > 1000) != keeps_large]
+                await each.ack(tags)
+                await each.requeue([one.tag for one in found])
+            await asyncio.wait_for(settled(vhost), 20)
+            total, live = vhost.tier._sizes()
+            assert total <= 3 * live
+            vhost.check()
+        await vhost.close()
 
     asyncio.run(lives())
