@@ -118,8 +118,10 @@ def reach(source: str) -> SourceReach:
 
 def piece_of(tier: Blocking, job: Job) -> AnnouncedRange:
     _, (attempt,) = tier.run(job.prepare([0]))
-    part = TransferRange(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
-    return AnnouncedRange(part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid)
+    wanted = TransferRange(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
+    return AnnouncedRange(
+        wanted=wanted, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid
+    )
 
 
 async def begun(tier: Blocking) -> Job:

@@ -81,7 +81,7 @@ class InMemory(Reach):
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
-        async def fetch(part: TransferRange) -> ReadHandle:
+        async def fetch(wanted: TransferRange) -> ReadHandle:
             return ledger_of(10)
 
         yield fetch
@@ -94,9 +94,9 @@ def test_a_damaged_or_missing_fragment_fails_when_it_is_read_back() -> None:
         await StreamWriter.claim(offloader, "orders")
         job = await Job.begin(offloader, "orders")
         _, (attempt,) = await job.prepare([0])
-        part = TransferRange(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
+        wanted = TransferRange(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
         piece = AnnouncedRange(
-            part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid
+            wanted=wanted, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid
         )
 
         receipts = await upload(offloader, InMemory(), [piece], is_first=True)
@@ -120,7 +120,7 @@ def test_a_damaged_or_missing_fragment_fails_when_it_is_read_back() -> None:
 def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: int) -> None:
     pieces = [
         AnnouncedRange(
-            part=TransferRange(
+            wanted=TransferRange(
                 stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size
             ),
             incarnation=UUID(int=2),

@@ -46,7 +46,7 @@ from offload.upkeep.copy.transfer import (
     abort,
     agreed,
     read_back,
-    upload_part,
+    upload_range,
 )
 from offload.upkeep.parts import copy_empty_first, link_copy
 
@@ -172,12 +172,12 @@ class Committed(Origin):
         """See `Origin.identity`."""
         return copy_identity(self.offloader.url, self.manifest, manifest)
 
-    def described(self, part: TransferRange, ledger: ReadHandle) -> TransferRange:
+    def described(self, wanted: TransferRange, ledger: ReadHandle) -> TransferRange:
         """See `Origin.described`."""
         assert isinstance(ledger, TierRun)
         named = ledger.manifest
         is_secret = not self.decrypt and bool(named.entries["encrypted"].any())
-        return replace(part, size_bytes=ledger.size_bytes, named=named, is_secret=is_secret)
+        return replace(wanted, size_bytes=ledger.size_bytes, named=named, is_secret=is_secret)
 
     async def check_end_of(self, target: LedgerOffloader) -> None:
         """Read back the target's last chunk. Raise `Diverged` unless the source has the same one."""
@@ -199,10 +199,10 @@ class OpenTier(Reach):
         yield partial(run_of, self.offloader)
 
 
-async def run_of(offloader: LedgerOffloader, part: TransferRange) -> ReadHandle:
-    """Return a handle on the fragments that a part of a tier's stream is cut from. The part names them."""
-    manifest = part.named
-    assert manifest is not None, "a part of a tier's stream names its fragments"
+async def run_of(offloader: LedgerOffloader, wanted: TransferRange) -> ReadHandle:
+    """Return a handle on the fragments that a range of a tier's stream is cut from. The range names them."""
+    manifest = wanted.named
+    assert manifest is not None, "a range of a tier's stream names its fragments"
     return TierRun(offloader, manifest, manifest.entries)
 
 
@@ -331,7 +331,7 @@ class _Copying:
         """Copy the next runs of fragments. Return True if nothing is left to copy behind them."""
         self._seen.reached = transfer.job.manifest.next_offset
         async with self.origin.reach.opened() as fetch:
-            # First what an earlier run left: `announce` then announces only the parts that are missing.
+            # First what an earlier run left: `announce` then announces only the ranges that are missing.
             await self._take_over(transfer, fetch)
             announced = await transfer.announce()
             uploaded = await self._uploaded(transfer, announced, fetch)
@@ -362,7 +362,7 @@ class _Copying:
         manifest = transfer.job.manifest
 
         async def upload(each: AnnouncedRange) -> Receipt:
-            receipt = await upload_part(self.target, fetch, each.part, each.attempt, manifest=manifest)
+            receipt = await upload_range(self.target, fetch, each.wanted, each.attempt, manifest=manifest)
             if self.verify:  # before the receipt is returned: only receipts are committed
                 await read_back(self.target, [receipt])
             return receipt

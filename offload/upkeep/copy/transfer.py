@@ -5,8 +5,8 @@ One process may do all of it, or a driver may spread the uploads over many machi
     begin       compare the stream's history with the origin's, or begin the stream
     left        list what an earlier run uploaded; the driver checks it
     take_over   keep one chain of the sound fragments that continues the stream
-    announce    announce an attempt for each part that is still missing, by one commit
-    (upload)    the driver uploads each part under its attempt
+    announce    announce an attempt for each range that is still missing, by one commit
+    (upload)    the driver uploads each range under its attempt
     append      name all fragments, by one commit
 
     stopped               left behind                       cured by
@@ -67,7 +67,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRange:
-    """A ledger at the origin, or a part of one."""
+    """A ledger at the origin, or a range of its offsets."""
 
     stream: str
     ledger_id: int
@@ -77,7 +77,7 @@ class TransferRange:
     """The approximate number of chunk bytes; 0 if it is not known."""
 
     named: Manifest | None = None
-    """If the origin is a tier: a manifest that names only the fragments of this part."""
+    """If the origin is a tier: a manifest that names only the fragments of this range."""
 
     is_secret: bool = False
     """True: it has an encrypted fragment, and nobody allowed a copy in the clear."""
@@ -85,9 +85,9 @@ class TransferRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnouncedRange:
-    """A part that will be uploaded under an announced attempt."""
+    """A range that will be uploaded under an announced attempt."""
 
-    part: TransferRange
+    wanted: TransferRange
     incarnation: UUID
     """The incarnation of the stream. A stream that was begun again since is another stream."""
 
@@ -98,14 +98,14 @@ class AnnouncedRange:
     @property
     def size_bytes(self) -> int:
         """See `TransferRange`."""
-        return self.part.size_bytes
+        return self.wanted.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncheckedRange:
-    """The objects that an earlier run uploaded of a part, not checked yet."""
+    """The objects that an earlier run uploaded of a range, not checked yet."""
 
-    part: TransferRange
+    wanted: TransferRange
     incarnation: UUID
     rows: Sequence[Listed]
 
@@ -116,7 +116,7 @@ class UncheckedRange:
 
 
 Fetch = Callable[[TransferRange], Awaitable[ReadHandle]]
-"""Opens the ledger that a part is cut from, or as much of it as holds the part."""
+"""Opens the ledger that a range is cut from, or as much of it as holds the range."""
 
 
 class Reach(ABC):
@@ -156,9 +156,9 @@ class Origin(ABC):
     def identity(self, manifest: Manifest) -> UUID:
         """Return the job's identity for this incarnation of the tier's stream: the same in every run."""
 
-    def described(self, part: TransferRange, ledger: ReadHandle) -> TransferRange:
-        """Return the part with what a reader of this ledger must know, such as the names of its fragments."""
-        return part
+    def described(self, wanted: TransferRange, ledger: ReadHandle) -> TransferRange:
+        """Return the range with what a reader of this ledger must know, such as its fragments."""
+        return wanted
 
 
 @dataclass(kw_only=True)
@@ -215,7 +215,7 @@ class Transfer:
                     by_ledger.setdefault(number, []).append(row)
         incarnation = manifest.incarnation
         return [
-            UncheckedRange(part=self._part(self._ledgers[number], 0), incarnation=incarnation, rows=found)
+            UncheckedRange(wanted=self._range(self._ledgers[number], 0), incarnation=incarnation, rows=found)
             for number, found in by_ledger.items()
         ]
 
@@ -225,20 +225,23 @@ class Transfer:
         self.taken_over = chained(manifest.stream, manifest.next_offset, found, self._own())
 
     async def announce(self) -> list[AnnouncedRange]:
-        """Announce the parts that are missing behind the fragments that were taken over."""
+        """Announce the ranges that are missing behind the fragments that were taken over."""
         # A ledger that was taken over in part is announced from there on.
         start = end_of(self.taken_over, self.job.manifest.next_offset)
-        parts = [self._part(ledger, start) for ledger in self._ledgers if ledger.next_offset > start]
-        if not parts:
+        ranges = [self._range(ledger, start) for ledger in self._ledgers if ledger.next_offset > start]
+        if not ranges:
             return []
         # Announce before the first upload: a sweep deletes a fragment whose attempt does not run. One commit
-        # announces all parts, because each commit makes other authors of the stream repeat theirs.
-        _, attempts = await self.job.prepare([part.ledger_id for part in parts])
+        # announces all ranges, because each commit makes other authors of the stream repeat theirs.
+        _, attempts = await self.job.prepare([wanted.ledger_id for wanted in ranges])
         return [
             AnnouncedRange(
-                part=part, incarnation=self.job.manifest.incarnation, job=self.job.uid, attempt=attempt.uid
+                wanted=wanted,
+                incarnation=self.job.manifest.incarnation,
+                job=self.job.uid,
+                attempt=attempt.uid,
             )
-            for part, attempt in zip(parts, attempts, strict=True)
+            for wanted, attempt in zip(ranges, attempts, strict=True)
         ]
 
     async def append(self, uploaded: Sequence[Receipt]) -> Manifest:
@@ -266,15 +269,15 @@ class Transfer:
             if running.writer == self.job.uid and running.kind is AttemptKind.JOB
         }
 
-    def _part(self, ledger: ReadHandle, start: int) -> TransferRange:
-        """Return the part of a ledger from `start` on."""
-        part = TransferRange(
+    def _range(self, ledger: ReadHandle, start: int) -> TransferRange:
+        """Return the range of a ledger from `start` on."""
+        wanted = TransferRange(
             stream=self.origin.stream,
             ledger_id=ledger.ledger_id,
             first_offset=max(ledger.first_offset, start),
             next_offset=ledger.next_offset,
         )
-        return self.origin.described(part, ledger)
+        return self.origin.described(wanted, ledger)
 
 
 async def _born(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Manifest:
@@ -319,43 +322,43 @@ def end_of(receipts: Sequence[Receipt], next_offset: int) -> int:
 async def upload(
     offloader: LedgerOffloader, reach: Reach, announced: Sequence[AnnouncedRange], *, is_first: bool = True
 ) -> list[Receipt]:
-    """Upload parts of one stream, one after the other, and return their receipts.
+    """Upload ranges of one stream, one after the other, and return their receipts.
 
     A further try announces attempts of its own: the first try may still be under way, and attempts never
     share an object.
     """
     first = announced[0]
-    # Raises `StreamDeleted` if the stream was begun again since the parts were announced.
-    job = await Job.begin(offloader, first.part.stream, uid=first.job, incarnation=first.incarnation)
+    # Raises `StreamDeleted` if the stream was begun again since the ranges were announced.
+    job = await Job.begin(offloader, first.wanted.stream, uid=first.job, incarnation=first.incarnation)
     manifest, uids = job.manifest, [each.attempt for each in announced]
     if not is_first:
-        manifest, attempts = await job.prepare([each.part.ledger_id for each in announced])
+        manifest, attempts = await job.prepare([each.wanted.ledger_id for each in announced])
         uids = [attempt.uid for attempt in attempts]
     async with reach.opened() as fetch:
         return [
-            await upload_part(offloader, fetch, each.part, uid, manifest=manifest)
+            await upload_range(offloader, fetch, each.wanted, uid, manifest=manifest)
             for each, uid in zip(announced, uids, strict=True)
         ]
 
 
-async def upload_part(
-    offloader: LedgerOffloader, fetch: Fetch, part: TransferRange, attempt: UUID, *, manifest: Manifest
+async def upload_range(
+    offloader: LedgerOffloader, fetch: Fetch, wanted: TransferRange, attempt: UUID, *, manifest: Manifest
 ) -> Receipt:
-    """Upload one part under an attempt that `manifest` runs. Raises as `LedgerOffloader.offload` does.
+    """Upload one range under an attempt that `manifest` runs. Raises as `LedgerOffloader.offload` does.
 
-    Raises `Denied` if the part is secret and `offloader` would store it in the clear.
+    Raises `Denied` if the range is secret and `offloader` would store it in the clear.
     """
-    if part.is_secret:
+    if wanted.is_secret:
         target = native_or_none(offloader)
         if target is None or not await target.encrypts(manifest):
             raise Denied(
-                f"stream {part.stream!r} is encrypted, and its copy in {offloader.url} would not be; name a "
-                "master key for the copy with --encrypt, or allow a copy in the clear with --decrypt"
+                f"stream {wanted.stream!r} is encrypted, and its copy in {offloader.url} would not be; name "
+                "a master key for the copy with --encrypt, or allow a copy in the clear with --decrypt"
             )
-    async with await fetch(part) as whole:  # may hold more than the part, on both sides
+    async with await fetch(wanted) as whole:  # may hold more than the range, on both sides
         receipt = await offloader.offload(
-            CutHandle(whole, first_offset=part.first_offset, next_offset=part.next_offset),
-            Attempt(stream=part.stream, ledger_id=part.ledger_id, uid=attempt),
+            CutHandle(whole, first_offset=wanted.first_offset, next_offset=wanted.next_offset),
+            Attempt(stream=wanted.stream, ledger_id=wanted.ledger_id, uid=attempt),
             manifest=manifest,
             extra_metadata={},
         )
@@ -370,14 +373,14 @@ async def agreed(offloader: LedgerOffloader, fetch: Fetch, left: UncheckedRange)
     """
     await offloader.open()
     target, found = native(offloader, to="adopt from"), []
-    async with await fetch(left.part) as handle:
+    async with await fetch(left.wanted) as handle:
         origin = Snapshot(ledgers=[handle], first_offset=handle.first_offset, next_offset=handle.next_offset)
         for row in left.rows:
             one = await complete(
-                target.store, row, stream=left.part.stream, incarnation=left.incarnation, ring=target.ring
+                target.store, row, stream=left.wanted.stream, incarnation=left.incarnation, ring=target.ring
             )
             # A run that was allowed to may have left fragments in the clear. This one uploads them again.
-            if one is None or (left.part.is_secret and not one.entry.encrypted):
+            if one is None or (left.wanted.is_secret and not one.entry.encrypted):
                 continue
             if await checksum_at(origin, one.last_chunk_offset) == one.last_chunk_checksum:
                 found.append(one)

@@ -145,12 +145,12 @@ class SourceReach(Reach):
         stream = await open_source(self.url).stream(self.stream)
         async with await stream.snapshot() as snapshot:
 
-            async def fetch(part: TransferRange) -> ReadHandle:
+            async def fetch(wanted: TransferRange) -> ReadHandle:
                 for ledger in snapshot.ledgers:
-                    if ledger.ledger_id == part.ledger_id:
+                    if ledger.ledger_id == wanted.ledger_id:
                         return ledger
                 raise NotOffloaded(
-                    f"{self.url}: stream {self.stream!r} no longer has ledger {part.ledger_id}"
+                    f"{self.url}: stream {self.stream!r} no longer has ledger {wanted.ledger_id}"
                 )
 
             yield fetch

@@ -1,7 +1,7 @@
 """The copy of one tier to another by Spark's tasks, with one commit for each stream.
 
 `offload.upkeep.copy.transfer` and `offload.upkeep.copy.tier` have the steps, and say what a killed run
-leaves. A task gets a part of a ledger, and a manifest that names the fragments of this part.
+leaves. A task gets a range of a ledger, and a manifest that names the fragments of this range.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _beside(tier: Blocking, other: TierAddress, *, keys: str = "") -> Iterator[L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierReach(Reach):
-    """A tier, by its address. Each part names the data to read in it."""
+    """A tier, by its address. Each range names the data to read in it."""
 
     tier: TierAddress
 

@@ -80,15 +80,15 @@ class SparkTransfer:
             self.progress(TransferProgress(stream=self.origin.stream, taken_over=len(found)))
         return found
 
-    def _uploaded(self, parts: Sequence[AnnouncedRange], transfer: Transfer) -> list[Receipt]:
+    def _uploaded(self, ranges: Sequence[AnnouncedRange], transfer: Transfer) -> list[Receipt]:
         taken_over = sum(len(receipt.entries) for receipt in transfer.taken_over)
         progress = TransferProgress(stream=self.origin.stream, taken_over=taken_over)
         found: list[Receipt] = []
         size = 0
-        for some in self._in_waves(parts, self.ends.upload):
+        for some in self._in_waves(ranges, self.ends.upload):
             found += some
             size += sum(entry.data_size_bytes for receipt in some for entry in receipt.entries)
-            self.progress(replace(progress, pieces=len(parts), pieces_done=len(found), bytes=size))
+            self.progress(replace(progress, pieces=len(ranges), pieces_done=len(found), bytes=size))
         return found
 
     def _in_waves(

@@ -27,15 +27,15 @@ class Ends:
     read_back: bool = False
     """True: tasks read their uploads back before the commit."""
 
-    def upload(self, parts: Sequence[AnnouncedRange]) -> list[Receipt]:
-        """Upload a task's parts, each under the attempt that was announced for it."""
+    def upload(self, ranges: Sequence[AnnouncedRange]) -> list[Receipt]:
+        """Upload a task's ranges, each under the attempt that was announced for it."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         tries = context.attemptNumber() if context is not None else 0
 
         async def work() -> list[Receipt]:
-            receipts = await upload(tier.offloader, self.reach, parts, is_first=not tries)
+            receipts = await upload(tier.offloader, self.reach, ranges, is_first=not tries)
             if self.read_back:
                 await read_back(tier.offloader, receipts)
             return receipts
