@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -257,3 +258,24 @@ def test_a_pace_restores_the_order_and_the_times_of_arrival() -> None:
 
     assert asyncio.run(main()) == [*range(40)]
     assert sum(slept[-1:]) == pytest.approx(39 * 0.0005 / 2)
+
+
+def test_the_programs_of_the_page_replay_by_topic(
+    stream: MqttStream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replay-by-topic.md").read_text()
+    programs: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        exec(block, programs)
+    url, end = str(tier_of(stream)), stream.cuts[2]
+
+    iterator = asyncio.run(programs["replay"](url, "telemetry.topics", None))
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    again = asyncio.run(programs["replay"](url, "telemetry.topics", iterator))
+    table = programs["temperatures"](url, "telemetry.topics")
+
+    expected = wanted(stream, "site/+/line/3/#", "device/+/battery", end=end)
+    assert sorted((int(line[1]), line[0]) for line in printed) == expected
+    assert (again, capsys.readouterr().out) == (iterator, "")
+    assert table.num_rows == len(wanted(stream, "site/+/line/3/+/+/temperature", end=end))
+    assert table.num_rows > 0
