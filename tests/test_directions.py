@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from source_imports import imports_in
 
 from offload.opening.plugins import Plugins
 
@@ -52,20 +53,18 @@ class Import(NamedTuple):
 def imports_of(package: str, below: str = "") -> Iterator[Import]:
     """Yield every import in a package, also inside functions and for type checkers."""
     for path in sorted((HOMES[package] / package / below).rglob("*.py")):
-        yield from imports_in(path)
+        yield from modules_in(path)
 
 
 @cache
-def imports_in(path: Path) -> list[Import]:
+def modules_in(path: Path) -> list[Import]:
     """Return every import in a file. Most tests here read the same files."""
     found = list[Import]()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    for node in imports_in(path):
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{name}" for name in names]
         found += (Import(str(path.relative_to(ROOT)), node.lineno, name) for name in names)
     return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from source_imports import imports_in
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -207,13 +208,11 @@ def _crossings() -> Iterator[tuple[str, str, str]]:
     for path in CODE:
         if PLANTED in path.parents:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                modules = [(alias.name, "") for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+        for node in imports_in(path):
+            if isinstance(node, ast.ImportFrom):
                 modules = [(node.module or "", alias.name) for alias in node.names]
             else:
-                continue
+                modules = [(alias.name, "") for alias in node.names]
             for module, name in modules:
                 top = module.partition(".")[0]
                 if top.startswith(("offload", "pyspark_offload")) and top != package_of(path):
