@@ -16,15 +16,22 @@ from pathlib import Path
 
 import chunk_listener
 import pytest
-from command_line import PROGRAM, stored_chunk_bytes, sync
+from command_line import PROGRAM, offload, stored_chunk_bytes, sync
+from kit.installed import on_path
 from osiris_data import DATA
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process that has the listener of the tests."""
+def site(tmp_path: Path) -> Path:
+    """A folder of distributions that has the listener of the tests."""
     chunk_listener.install(tmp_path / "site")
-    return {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def environ(site: Path) -> dict[str, str]:
+    """The environment of a process with that folder."""
+    return {**os.environ, "PYTHONPATH": str(site)}
 
 
 @pytest.fixture
@@ -150,13 +157,10 @@ def test_a_listener_that_fails_ends_the_process(tier: Path, environ: dict[str, s
         ([], "Missing option '--listen'"),
     ],
 )
-def test_a_wrong_option_is_one_line(
-    tier: Path, environ: dict[str, str], options: list[str], said: str
-) -> None:
-    command = [*PROGRAM, "serve", str(tier), *options]
+def test_a_wrong_option_is_one_line(tier: Path, site: Path, options: list[str], said: str) -> None:
+    with on_path(site):
+        ran = offload("serve", tier, *options)
 
-    ran = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
-
-    assert ran.returncode == 2
+    assert ran.code == 2
     assert said in ran.stderr
     assert "secret" not in ran.stderr
