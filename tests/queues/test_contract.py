@@ -56,6 +56,12 @@ class TestPriorityQueue(QueueBackend):
             place.messages = dict(place.messages)
 
 
+async def at_rest(store: MessageStore) -> None:
+    """Wait until no thread changes the folder: a copy is of one moment."""
+    while store._task is not None:  # noqa: ASYNC110 - nobody but a test waits for this
+        await asyncio.sleep(0.001)
+
+
 class Stored(QueueBackend):
     """A queue of a store. Its process ends as the disk is at that moment: the next one has a copy."""
 
@@ -82,6 +88,7 @@ class Stored(QueueBackend):
 
     async def end_process(self) -> None:
         await self.side.aclose()
+        await at_rest(self.store)
         old, self.folder = self.folder, self.folder.with_name(f"place-{next(self.numbers)}")
         shutil.copytree(old, self.folder)
         self.store, self.side = await self.open_parts()
@@ -138,6 +145,7 @@ class TestDeclaredQueue(QueueBackend):
         return vhost
 
     async def end_process(self) -> None:
+        await at_rest(self.vhost.store)
         old, self.folder = self.folder, self.folder.with_name(f"place-{next(self.numbers)}")
         shutil.copytree(old, self.folder)
         self.lost.append(self.vhost)
