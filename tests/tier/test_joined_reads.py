@@ -229,6 +229,7 @@ def test_every_position_attaches_in_the_part_that_the_rules_say_and_reads_on(
 @settings(deadline=None, max_examples=2_000 if CAMPAIGN else 8)
 @given(st.lists(drawn_parts, min_size=1, max_size=3), positions, st.lists(positions, min_size=1, max_size=4))
 @example([DrawnPart(0, [(2, 6), (2, 1), (2, 5), (1, 6)], 0, False)], AtOffset(8), [AtTime(5), AtTime(2)])
+@example([DrawnPart(0, [(2, 6), (2, 1)], 0, False)], AtOffset(6), [AtTime(5)])
 def test_a_reading_ends_where_its_end_is_met_first(
     drawn: list[DrawnPart], begin: Position, ends: list[Position]
 ) -> None:
