@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from certificates import certificate
 from command_line import offload
 from log_contract import records_of
 from mqtt_world import archived, archiving, publish, until
 from offload_mqtt.address import parse_address
-from offload_mqtt.archive import MqttArchive, MqttRoute, open_archive
+from offload_mqtt.archive import WINDOW_SIZE_BYTES, MqttArchive, MqttRoute, open_archive
 from offload_mqtt.topic_record import columns_of
 from offload_mqtt.topics import TopicFilter
 from servers import mosquitto
@@ -295,6 +297,68 @@ def test_nothing_is_acknowledged_that_a_full_disk_did_not_take(broker: Mosquitto
     asyncio.run(with_room())
 
     assert [payload for _, payload in archived(tmp_path)] == [b"taken", *(b"%d" % i for i in range(100))]
+
+
+class SlowDisk(Disk):
+    """A disk whose syncs wait until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.released.set()
+
+    def sync(self, descriptor: int) -> None:
+        self.released.wait(30)
+        super().sync(descriptor)
+
+
+def test_a_slow_disk_slows_the_broker_down_and_memory_stays_bounded(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    disk, size_bytes = SlowDisk(), 1_000_000
+
+    async def scenario() -> int:
+        async with (
+            open_archive(tmp_path, routes("slow"), disk=disk) as archive,
+            running(archive, broker.url),
+        ):
+            await happens(lambda: archive.is_subscribed)
+            disk.released.clear()
+            try:
+                await asyncio.to_thread(publish, broker.port, [("slow", bytes(size_bytes))] * 60)
+                await happens(lambda: archive._waiting_bytes >= WINDOW_SIZE_BYTES)
+                await asyncio.sleep(0.3)  # in which it would read on
+                waiting = archive._waiting_bytes
+            finally:
+                disk.released.set()
+            await happens(lambda: archive.stored == {"mqtt": 60})
+            return waiting
+
+    assert asyncio.run(scenario()) <= WINDOW_SIZE_BYTES + 2 * size_bytes
+
+
+def test_mqtts_checks_the_certificate_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mosquitto.require()
+    made = certificate(tmp_path)
+    with scratch_folder("mosquitto") as scratch:
+        port = free_port()
+        settings = (f"listener {port} 127.0.0.1", "allow_anonymous true")
+        settings += (f"certfile {made.path}", f"keyfile {made.key_path}")
+        secret = Mosquitto(scratch, settings, port)
+        secret.start()
+        url = f"mqtts://127.0.0.1:{port}"
+        try:
+
+            async def scenario(is_so: Callable[[MqttArchive], bool]) -> None:
+                async with open_archive(tmp_path / "a", routes("a")) as archive, running(archive, url):
+                    await happens(lambda: is_so(archive))
+
+            asyncio.run(scenario(lambda _: "certificate verify failed" in caplog.text))
+            monkeypatch.setenv("SSL_CERT_FILE", str(made.path))
+            asyncio.run(scenario(lambda archive: archive.is_subscribed))
+        finally:
+            secret.stop()
 
 
 def test_a_folder_has_one_archive_at_a_time(tmp_path: Path) -> None:
