@@ -214,7 +214,7 @@ def test_a_refusal_that_only_a_person_can_end_ends_the_archive(
             running(archive, url) as task,
         ):
             with pytest.raises(error, match=words):
-                await task
+                await asyncio.wait_for(task, 20)
 
     asyncio.run(scenario())
 
