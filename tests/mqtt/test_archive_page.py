@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import finish, offload
-from mqtt_world import publish, until
+from mqtt_world import archiving, publish, until
 from ready import ReadyCommand
 from servers import mosquitto
 from servers.mosquitto import Mosquitto
@@ -63,3 +63,31 @@ def test_the_commands_of_the_page_do_what_it_says(
 
     assert len(COMMANDS) >= 5
     assert shown - printed == set()
+
+
+def test_an_archive_is_sorted_and_replayed_by_topic(broker: Mosquitto, tmp_path: Path) -> None:
+    """The tier has what is sealed, in the order of topics. The folder has the rest."""
+    folder, tier = tmp_path / "archive", tmp_path / "tier"
+    sent = [(f"site/{i % 10}/line/{i % 7}/state", b"%d" % i) for i in range(3000)]
+    running = archiving(broker.url, folder, "--filter", "site/#", "--roll-size", "50KB")
+    for first in range(0, len(sent), 300):
+        publish(broker.port, sent[first : first + 300])
+    until(lambda: b"2999" in max(folder.rglob("*.segment"), key=lambda path: path.name).read_bytes()[-200:])
+    running.terminate()
+    assert finish(running).code == 0
+
+    by = ("--source-option", "by=mqtt:topic")
+    ran = offload("sync", f"topics+rabbitmq://{folder}", tier, *by)
+    assert ran.code == 0, ran.stderr
+    ran = offload(
+        *("mqtt", "replay", tier, "mqtt.topics", "--filter", "site/+/line/3/#"),
+        *("--source", f"rabbitmq://{folder}", "--by", "mqtt:topic"),
+    )
+    assert ran.code == 0, ran.stderr
+
+    found = [(each["topic"], str(each["value"]).encode()) for each in ran.objects]
+    expected = [each for each in sent if "/line/3/" in each[0]]
+    assert sorted(found) == sorted(expected)
+    for topic in {topic for topic, _ in expected}:
+        assert [each for each in found if each[0] == topic] == [each for each in expected if each[0] == topic]
+    assert offload("ls", tier, "--json").document["messages"] > 1000, "nothing was sorted"
