@@ -7,6 +7,7 @@ import shutil
 from copy import copy
 from itertools import count
 
+from campaign import CAMPAIGN
 from offload_conformance import QueueBackend, Run
 from offload_queue.backing_queue import BackingQueue
 from offload_queue.memory_queue import MemoryPlace, MemoryQueue
@@ -25,9 +26,14 @@ STEADY = Env(random=lambda: 0.5)
 """Hypothesis forbids the use of `random` while it draws, in tasks of the background too."""
 
 
+EXAMPLES = 200 if CAMPAIGN else 10
+"""The number of random walks. Each of them has up to 40 calls."""
+
+
 class TestMemoryQueue(QueueBackend):
     """The model of the contract. Its place outlives it, so that it can be closed and lost."""
 
+    model_examples = EXAMPLES
     keeps_all_in_memory = True
 
     async def open_queue(self) -> BackingQueue:
@@ -42,6 +48,7 @@ class TestMemoryQueue(QueueBackend):
 class TestPriorityQueue(QueueBackend):
     """Messages without a priority meet one level of ten. `test_priorities` has the others."""
 
+    model_examples = EXAMPLES
     keeps_all_in_memory = True
 
     async def open_queue(self) -> BackingQueue:
@@ -65,6 +72,7 @@ async def at_rest(store: MessageStore) -> None:
 class Stored(QueueBackend):
     """A queue of a store. Its process ends as the disk is at that moment: the next one has a copy."""
 
+    model_examples = EXAMPLES
     many = 6000
     log_size_bytes_max = 2**16
 
@@ -131,6 +139,7 @@ class TestPriorityQueueOfAStore(Stored):
 class TestDeclaredQueue(QueueBackend):
     """A queue as a program holds it, in a vhost without supervision."""
 
+    model_examples = EXAMPLES
     many = 3000
 
     async def open_queue(self) -> BackingQueue:
