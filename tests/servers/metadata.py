@@ -7,6 +7,7 @@ namespace in which it has another number.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import ClassVar, Final
 
 import pytest
@@ -178,8 +179,8 @@ class EtcdServer(MetadataServer):
         wait_until_it_answers(f"http://127.0.0.1:{self.port}/health", running, log=log)
 
 
-_NEW_CLUSTER: Final[dict[int, TemporaryDirectory[str]]] = {}
-"""A cluster without a table that this process made. It is removed when the process ends."""
+_NEW_CLUSTER: Final[dict[int, str]] = {}
+"""The folder of a cluster without a table, by the process that made it. It is removed when that ends."""
 
 
 class PostgresServer(MetadataServer):
@@ -207,10 +208,11 @@ class PostgresServer(MetadataServer):
         """Copy a new cluster of databases before the first start: to create one takes a second."""
         if not (self._scratch / "data").exists():
             if (made := _NEW_CLUSTER.get(os.getpid())) is None:
-                made = _NEW_CLUSTER[os.getpid()] = TemporaryDirectory(prefix="offload-postgresql-")
-                where = ("-D", made.name, "-U", USER, "--auth=trust", "--no-locale", "--no-sync")
+                made = _NEW_CLUSTER[os.getpid()] = mkdtemp(prefix="offload-postgresql-")
+                atexit.register(shutil.rmtree, made, ignore_errors=True)
+                where = ("-D", made, "-U", USER, "--auth=trust", "--no-locale", "--no-sync")
                 self._run("initdb", *where, "--encoding=UTF8")
-            shutil.copytree(made.name, self._scratch / "data")
+            shutil.copytree(made, self._scratch / "data")
         super().start()
 
     def _command(self) -> Sequence[str | Path]:
