@@ -88,7 +88,7 @@ class ReplayIterator(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
             found = msgspec.msgpack.decode(raw[4:], type=cls)
         except (ValueError, binascii.Error, msgspec.MsgspecError) as exc:
             raise Misuse(wrong) from exc
-        if crc32c(raw[4:]).to_bytes(4, "big") != raw[:4] or str(found) != text:
+        if str(found) != text:  # that is also a check of the checksum
             raise Misuse(wrong)
         found.parsed()
         return found
