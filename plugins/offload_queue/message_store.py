@@ -249,6 +249,9 @@ class MessageStore:
         self.ended.set()
         self._wake()
 
+    def _measure(self) -> None:
+        self.log_size_bytes = sum(ledger.size_bytes for ledger in self.log.ledgers)
+
     def _wake(self) -> None:
         passed, self._progress = self._progress, asyncio.Event()
         passed.set()
@@ -283,10 +286,11 @@ class MessageStore:
                 except OffloadError as exc:
                     self._failed(batch, exc)
                 else:
+                    self._measure()  # a publisher that goes on must find a full log full
                     self._written(batch)
                     with suppress(NoSpace, TryAgain):  # after the next batch
                         await self._tend_ledgers()
-                self.log_size_bytes = sum(ledger.size_bytes for ledger in self.log.ledgers)
+                self._measure()
                 self._wake()
                 self.on_change()
         except Exception as exc:  # noqa: BLE001 (every later call raises it)

@@ -89,7 +89,6 @@ async def open_store(
         await asyncio.to_thread(index_folder.mkdir, exist_ok=True)
         indexes = await _indexes(log, index_folder)
         found = _content(indexes, log)
-        is_new = found.state is None
         instance = await begin() if begin is not None and not indexes else None
         if instance is not None:
             await log.begin(instance.moved)
@@ -109,14 +108,13 @@ async def open_store(
     except BaseException:
         await log.aclose()
         raise
-    oldest = log.ledgers[0]
-    has_rests = oldest.is_sealed and store.counts.lowest_live() >= oldest.next_offset
-    if is_new or has_rests:
-        try:
-            await store.checkpoint()  # from here on, the instance is known, and dead ledgers may go
-        except BaseException:
-            await store.aclose()
-            raise
+    try:
+        # From here on, the instance is known, ledgers that a crash left may go, and a log that was closed is
+        # not so any more: a process that ends now may have delivered messages.
+        await store.checkpoint()
+    except BaseException:
+        await store.aclose()
+        raise
     return store
 
 

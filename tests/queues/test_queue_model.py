@@ -38,7 +38,9 @@ class Model:
     """Bodies with their tags."""
     delivered: set[bytes] = field(default_factory=set)
     gone: set[bytes] = field(default_factory=set)
-    """Acknowledged ones, which a crash may bring back."""
+    """Acknowledged ones. A takeover may bring them back."""
+    for_good: set[bytes] = field(default_factory=set)
+    """Those of them that a crash does not bring back: the log has the acknowledgement."""
 
     def all(self) -> list[bytes]:
         return sorted([*self.ready, *self.unacked])
@@ -190,7 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
         if flush:
             self.run(self.vhost.store.flush())
             for model in self.models.values():
-                model.gone.clear()
+                model.for_good |= model.gone
         durable = self.run(self._survivors())
         self.run(self.world.killed(self.vhost))
         self._reopen()
@@ -202,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
         for model in self.models.values():
             model.ready = model.all()
             model.unacked.clear()
-            model.gone.clear()
+            model.for_good |= model.gone
         self._reopen()
 
     @rule()
@@ -215,7 +217,7 @@ class QueueMachine(RuleBasedStateMachine):
         with pytest.raises(Fenced):
             self.run(_beaten(old))
         self.run(old.vanish())
-        self._reconcile(self.on_tier)
+        self._reconcile(self.on_tier, is_taken=True)
         self._note_tier()
 
     @invariant()
@@ -253,7 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _note_tier(self) -> None:
         self.on_tier = {name: frozenset(model.all()) for name, model in self.models.items()}
 
-    def _reconcile(self, kept: dict[str, frozenset[bytes]]) -> None:
+    def _reconcile(self, kept: dict[str, frozenset[bytes]], *, is_taken: bool = False) -> None:
         """Compare with what is there after a crash: all that is kept, in order, and nothing unknown."""
         if self.is_away:
             self.world.away(False)
@@ -261,10 +263,11 @@ class QueueMachine(RuleBasedStateMachine):
             found = self.run(self._all(name))
             known = model.all()
             assert found == sorted(set(found))
-            assert set(found) <= set(known) | model.gone
+            assert set(found) <= set(known) | model.gone - (set() if is_taken else model.for_good)
             assert set(found) >= set(known) & kept[name]
             model.ready, model.unacked = found, {}
             model.gone = (model.gone | set(known)) - set(found)
+            model.for_good &= model.gone
             model.delivered.update(found)  # False is a promise that the new process cannot make
         self.world.away(self.is_away)
 

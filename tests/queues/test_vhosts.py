@@ -454,3 +454,20 @@ def test_a_collection_ends_and_keeps_the_tier_small(world: QueueWorld) -> None:
         await vhost.close()
 
     asyncio.run(lives())
+
+
+def test_a_process_that_only_delivered_before_it_was_killed_has_delivered(world: QueueWorld) -> None:
+    """It wrote nothing, and the log had been closed. What it delivered is redelivered."""
+
+    async def lives() -> None:
+        vhost = await world.open()
+        await (await vhost.queue("a")).publish([b"x"])
+        await vhost.close()
+        vhost = await world.open()
+        (found,) = await (await vhost.queue("a")).fetch()
+        assert not found.redelivered
+        await world.killed(vhost)
+        (again,) = await (await (await world.open()).queue("a")).fetch()
+        assert again.redelivered
+
+    asyncio.run(lives())
