@@ -314,7 +314,8 @@ class _Sorted:
     def ranges(self) -> LedgerRanges:
         """Return the first key of each chunk, as `EntryLedgerStream` cuts them."""
         cuts = Cuts(0, CHUNK_SIZE_BYTES)
-        cuts.add(np.diff(self.ends), self.newest_ms)
+        for first in range(0, len(self.places), ENCODED_ROWS):  # in pieces, which take little memory
+            cuts.add(np.diff(self.ends[first : first + ENCODED_ROWS + 1]), self.newest_ms)
         offsets = cuts.table(self.found.first_offset)["offset"].astype(np.uint64)
         firsts = np.append(offsets - np.uint64(self.found.first_offset), len(self.places) - 1).astype(
             np.int64
