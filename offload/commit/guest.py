@@ -13,7 +13,7 @@ import numpy as np
 
 from offload.commit.applying import existing, in_if, without
 from offload.contracts.change import Change, CommitVerdict
-from offload.ground.errors import Conflict, Misuse, StreamDeleted
+from offload.ground.errors import Conflict, Fenced, Misuse, StreamDeleted
 from offload.model.entry import NO_ENTRIES, TOTALS
 from offload.model.manifest import NOBODY, Manifest, StreamState
 from offload.model.tree import Tree
@@ -79,10 +79,16 @@ class Trim(Change):
     """The result of `entries_before` for the manifest on which `dropped` was counted."""
     is_all: bool = False
     """True if that manifest ended at `first_offset`. The last ledger may have continued since."""
+    writer: UUID | None = None
+    """The writer that must hold the stream, because it alone knows what may go. None: whoever holds it."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
+        if self.writer is not None and base.writer != self.writer:
+            raise Fenced(
+                f"stream {base.stream!r} has another writer, of epoch {base.epoch}", epoch=base.epoch
+            )
         # Another trim has dropped some of the same fragments, or the stream has another life. Without this
         # check, fragments would be subtracted twice, and later trims would be refused.
         if base.incarnation != self.incarnation or base.first_offset != self.since:

@@ -22,10 +22,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import inf
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -118,11 +119,13 @@ async def trim(
     dry_run: bool = False,
     now_ms: int | None = None,
     seen: Manifest | None = None,
+    writer: UUID | None = None,
     env: Env | None = None,
 ) -> TrimReport:
     """Remove the fragments beyond the limits, by one commit. With `dry_run`, only report what would go.
 
     `seen` is the manifest on which the caller chose the limits. A stream that began since keeps its data.
+    With a `writer`, raises `Fenced` if another one has claimed the stream, and nothing goes.
     `now_ms` is the time in milliseconds since 1970; None means the wall clock. If another trim commits in
     between, the trim is planned again. Raises `NotOffloaded` if there is no such stream, `StreamDeleted` if
     it is deleted meanwhile, and `TryAgain` if others keep changing it faster than the trim can be planned.
@@ -136,6 +139,7 @@ async def trim(
         try:
             tree = offloader.tree(manifest)
             change = await plan_trim(tree, retention, now_ms=now_ms)
+            change = None if change is None else replace(change, writer=writer)
             ahead = None if retention.age_seconds_max is None else await first_ahead(tree, now_ms)
             if change is None or dry_run:
                 kept = manifest if change is None else change.apply(manifest)

@@ -9,7 +9,8 @@ offsets one behind the other.
 
 Invariants: `counts` and the places of the queues agree at each moment between two awaits; a ledger is deleted
 only if no queue has a message of it and a checkpoint behind it is durable; below `moved`, a message is on the
-tier. A failed append takes its messages back, and all that wait behind it. Their tags are given again.
+tier. A failed append takes its messages back, and all that wait behind it. A tag that a consumer has got is
+not given again.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class _Batch:
     """Queue, whether they are offsets of the tier, and the offsets."""
     controls: list[Control | Callable[[], Control]] = field(default_factory=list)
     size_bytes: int = 0
+    reserved: int = 0
+    """The first records are empty: their tags were given to a consumer, and are not given again."""
     checkpoint: int = -1
     """The offset of the newest state in it."""
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.records or self.acks or self.controls or self.confirms)
+        return bool(self.records[self.reserved :] or self.acks or self.controls or self.confirms)
 
     def rows(self, tags: MessageTags) -> list[int]:
         """Return the rows of those of these ascending tags that are in it."""
@@ -285,6 +288,7 @@ class MessageStore:
                         await self.log.append(batch.records, timestamp_ms=self.env.now_ms())
                 except OffloadError as exc:
                     self._failed(batch, exc)
+                    break
                 else:
                     self._measure()  # a publisher that goes on must find a full log full
                     self._written(batch)
@@ -297,6 +301,8 @@ class MessageStore:
             self.fail(exc)
         finally:
             self._task = None
+            if self._waiting.is_needed and self.failed is None:
+                self._write_later()  # acknowledgements, after a disk that was full
             self._wake()
 
     def _take(self) -> _Batch:
@@ -355,6 +361,7 @@ class MessageStore:
     def _take_back(self, error: BaseException) -> None:
         writing, waiting = self._writing, self._waiting
         base = writing.base
+        reserved = max([0, *(queue.places.given - base for queue in self.queues.values())])
         for queue in self.queues.values():
             queue.take_back(base)
         self.counts.cut(base)
@@ -363,7 +370,9 @@ class MessageStore:
             for number, on_tier, offsets in writing.acks + waiting.acks
         ]
         kept = [each for each in acks if len(each[2])]
-        self._writing, self._waiting = _Batch(base), _Batch(base, acks=kept)
+        self._writing = _Batch(base)
+        self._waiting = _Batch(base, [b""] * reserved, acks=kept, reserved=reserved)
+        self.counts.append(0, np.zeros(reserved, np.uint32))
         for done in writing.confirms + waiting.confirms:
             if not done.done():
                 done.set_exception(_again(error))

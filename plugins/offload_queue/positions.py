@@ -115,12 +115,11 @@ class QueuePositions:
         """The tags from which the next ready messages come. None if a run must be loaded first."""
         return self.front if len(self.front) else None if self.deep else self.near
 
-    def take(self, head: OffsetSet, tags: MessageTags, *, ack_required: bool) -> None:
-        """Take the first tags of the head."""
+    def take(self, head: OffsetSet, tags: MessageTags) -> None:
+        """Take the first tags of the head as unacknowledged ones."""
         head.drop_first(len(tags))
         self.given = max(self.given, int(tags[-1]) + 1)
-        if ack_required:
-            self.unacked.add(tags)
+        self.unacked.add(tags)
 
     def requeue(self, tags: MessageTags, moved: int) -> None:
         """Put tags that were unacknowledged back in their places."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 from offload.ground.errors import Misuse
@@ -38,7 +39,8 @@ class PriorityQueue(BackingQueue):
     """`levels[p]` has the messages of priority p. The queue owns them: it closes and deletes them.
 
     It keeps every clause of the contract among messages of one priority. A call for several levels is a call
-    to each of them, the highest first. If one of them raises, the call has happened to those above it.
+    to each of them, the highest first. If one of them raises, messages that were fetched above it are
+    requeued; any other call has happened to those above it.
     """
 
     __slots__ = ("_levels",)
@@ -81,21 +83,25 @@ class PriorityQueue(BackingQueue):
     async def fetch(self, count: int = 1, *, ack_required: bool = True) -> Sequence[QueueDelivery]:
         """See `BackingQueue.fetch`."""
         found = list[QueueDelivery]()
-        for level, queue in self._levels:
-            some = await queue.fetch(count - len(found), ack_required=ack_required)
-            found += [_delivery(each, level) for each in some]
-            if len(found) >= count:
-                break
+        async with _taking(ack_required=ack_required) as taken:
+            for level, queue in self._levels:
+                some = await queue.fetch(count - len(found))
+                taken.append((queue, [each.tag for each in some]))
+                found += [_delivery(each, level) for each in some]
+                if len(found) >= count:
+                    break
         return found
 
     async def drop(self, count: int = 1, *, ack_required: bool = False) -> Sequence[int]:
         """See `BackingQueue.drop`."""
         found = list[int]()
-        for level, queue in self._levels:
-            some = await queue.drop(count - len(found), ack_required=ack_required)
-            found += [_outer(tag, level) for tag in some]
-            if len(found) >= count:
-                break
+        async with _taking(ack_required=ack_required) as taken:
+            for level, queue in self._levels:
+                some = await queue.drop(count - len(found), ack_required=True)
+                taken.append((queue, some))
+                found += [_outer(tag, level) for tag in some]
+                if len(found) >= count:
+                    break
         return found
 
     async def ack(self, tags: Sequence[int]) -> Sequence[int]:
@@ -132,11 +138,13 @@ class PriorityQueue(BackingQueue):
     ) -> tuple[Sequence[QueueDelivery], MessageProperties | None]:
         """See `BackingQueue.fetchwhile`."""
         found = list[QueueDelivery]()
-        for level, queue in self._levels:
-            some, survivor = await queue.fetchwhile(condition)
-            found += [_delivery(each, level) for each in some]
-            if survivor is not None:
-                return found, survivor
+        async with _taking(ack_required=True) as taken:
+            for level, queue in self._levels:
+                some, survivor = await queue.fetchwhile(condition)
+                taken.append((queue, [each.tag for each in some]))
+                found += [_delivery(each, level) for each in some]
+                if survivor is not None:
+                    return found, survivor
         return found, None
 
     async def purge(self) -> int:
@@ -193,6 +201,21 @@ class PriorityQueue(BackingQueue):
         for level, queue in self._levels:
             found.update(_outer(tag, level) for tag in await call(queue, _inner(tags, level)))
         return [tag for tag in dict.fromkeys(tags) if tag in found]
+
+
+@asynccontextmanager
+async def _taking(*, ack_required: bool) -> AsyncIterator[list[tuple[BackingQueue, Sequence[int]]]]:
+    """Take messages level by level: all of them, or none if a level fails or the call is cancelled."""
+    taken: list[tuple[BackingQueue, Sequence[int]]] = []
+    try:
+        yield taken
+    except BaseException:
+        for queue, tags in taken:
+            await queue.requeue(tags)
+        raise
+    if not ack_required:
+        for queue, tags in taken:
+            await queue.ack(tags)
 
 
 def _outer(tag: int, level: int) -> int:

@@ -421,11 +421,17 @@ class QueueTier:
         if len(kept) >= len(store.batches) or (dead < live // TRIM_SHARE and total <= 2 * live):
             return False
         await self.meet()
+        assert self._writer is not None
         await store.checkpoint()  # no durable state may need what goes
         first = kept[0].first
         store.batches = [each for each in store.batches if each.first >= first]
         await trim(
-            self._tier, self.stream, Retention(before_offset=first), env=store.env, now_ms=store.env.now_ms()
+            self._tier,
+            self.stream,
+            Retention(before_offset=first),
+            writer=self._writer.writer,  # another machine may need what was acknowledged here
+            env=store.env,
+            now_ms=store.env.now_ms(),
         )
         return True
 

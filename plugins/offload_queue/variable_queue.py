@@ -13,7 +13,8 @@ fails leaves the queue as it was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 from typing import TYPE_CHECKING, Final
 
@@ -105,26 +106,30 @@ class VariableQueue(BackingQueue):
         """See `BackingQueue.fetch`."""
         self._check()
         found: list[QueueDelivery] = []
-        while len(found) < count and (ahead := await self._ahead(count - len(found))) is not None:
-            head, tags, records = ahead
-            found += self._deliveries(tags, records)
-            self._take(head, tags, ack_required=ack_required)
+        with self._taking(ack_required=ack_required) as taken:
+            while len(found) < count and (ahead := await self._ahead(count - len(found))) is not None:
+                head, tags, records = ahead
+                found += self._deliveries(tags, records)
+                self._take(head, tags)
+                taken.append(tags)
         return found
 
     async def drop(self, count: int = 1, *, ack_required: bool = False) -> Sequence[int]:
         """See `BackingQueue.drop`."""
         self._check()
         found: list[int] = []
-        while len(found) < count:
-            head = self._queue.places.head
-            if head is None:
-                await self._load_deep()
-                continue
-            tags = head.first(count - len(found))
-            if not len(tags):
-                break
-            found += tags.tolist()
-            self._take(head, tags, ack_required=ack_required)
+        with self._taking(ack_required=ack_required) as taken:
+            while len(found) < count:
+                head = self._queue.places.head
+                if head is None:
+                    await self._load_deep()
+                    continue
+                tags = head.first(count - len(found))
+                if not len(tags):
+                    break
+                found += tags.tolist()
+                self._take(head, tags)
+                taken.append(tags)
         return found
 
     async def ack(self, tags: Sequence[int]) -> Sequence[int]:
@@ -284,12 +289,24 @@ class VariableQueue(BackingQueue):
                 return head, tags[:there], [record for record in records[:there] if record is not None]
             await self._load(head)
 
-    def _take(self, head: OffsetSet, tags: MessageTags, *, ack_required: bool) -> None:
-        self._queue.places.take(head, tags, ack_required=ack_required)
+    @contextmanager
+    def _taking(self, *, ack_required: bool) -> Iterator[list[MessageTags]]:
+        """Take messages in several steps: all of them, or none if a later step fails or is cancelled."""
+        taken: list[MessageTags] = []
+        try:
+            yield taken
+        except BaseException:
+            for tags in taken:
+                self._queue.places.requeue(self._queue.places.unacked.remove(tags), self._store.moved)
+            raise
+        if not ack_required:
+            for tags in taken:
+                self._forget(self._queue.places.unacked.remove(tags))
+
+    def _take(self, head: OffsetSet, tags: MessageTags) -> None:
+        self._queue.places.take(head, tags)
         self._queue.let_go(tags)
         self._rates.fetched += len(tags)
-        if not ack_required:
-            self._forget(tags)
 
     async def _load(self, head: OffsetSet) -> None:
         """Load records of the head into memory, if they are still missing when the turn comes."""
@@ -344,19 +361,21 @@ class VariableQueue(BackingQueue):
         self, condition: Callable[[MessageProperties], bool], *, ack_required: bool
     ) -> tuple[list[QueueDelivery], MessageProperties | None]:
         self._check()
-        taken: list[QueueDelivery] = []
-        while (ahead := await self._ahead(TAKE_COUNT_MAX)) is not None:
-            head, tags, records = ahead
-            found = self._deliveries(tags, records)
-            fails = (row for row, each in enumerate(found) if not condition(each.properties))
-            stops = next(fails, len(found))
-            if stops:
-                self._take(head, tags[:stops], ack_required=ack_required)
-                if ack_required:
-                    taken += found[:stops]
-            if stops < len(found):
-                return taken, found[stops].properties
-        return taken, None
+        fetched: list[QueueDelivery] = []
+        with self._taking(ack_required=ack_required) as taken:
+            while (ahead := await self._ahead(TAKE_COUNT_MAX)) is not None:
+                head, tags, records = ahead
+                found = self._deliveries(tags, records)
+                fails = (row for row, each in enumerate(found) if not condition(each.properties))
+                stops = next(fails, len(found))
+                if stops:
+                    self._take(head, tags[:stops])
+                    taken.append(tags[:stops])
+                    if ack_required:
+                        fetched += found[:stops]
+                if stops < len(found):
+                    return fetched, found[stops].properties
+        return fetched, None
 
     # Tags and records.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,6 +74,37 @@ def test_a_condition_is_asked_level_by_level_until_one_has_a_survivor() -> None:
         assert await queue.dropwhile(lambda its: its.expires_ms != 1) == priorities([0])[0]
         assert await queue.dropwhile(lambda its: True) is None
         assert [await queue.purge(), await queue.purge_acks(), await queue.depth()] == [0, 2, 0]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ack_required", [True, False])
+@pytest.mark.parametrize("method", ["fetch", "drop", "fetchwhile"])
+@pytest.mark.parametrize("error", [TryAgain("the tier is away"), asyncio.CancelledError()], ids=repr)
+def test_what_was_taken_before_a_level_fails_is_put_back(
+    method: str, ack_required: bool, error: BaseException
+) -> None:
+    class Away(MemoryQueue):
+        async def fetch(self, *args: Any, **options: Any) -> Any:
+            raise error
+
+        drop = fetchwhile = fetch
+
+    async def scenario() -> None:
+        tags = count()
+        low, high = Away(MemoryPlace(tags=tags)), MemoryQueue(MemoryPlace(tags=tags))
+        queue = PriorityQueue([low, high])
+        await queue.publish([b"low", b"high"], properties=priorities([0, 1]))
+
+        calls = {
+            "fetch": partial(queue.fetch, 2, ack_required=ack_required),
+            "drop": partial(queue.drop, 2, ack_required=ack_required),
+            "fetchwhile": partial(queue.fetchwhile, lambda its: True),
+        }
+
+        with pytest.raises(type(error)):
+            await calls[method]()
+        assert await queue.length() == 2
 
     asyncio.run(scenario())
 

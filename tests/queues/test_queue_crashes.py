@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from log_disks import CountingDisk, FailingDisk, Killed, KilledDisk, PowerDisk, 
 from offload_queue.opening import LOG_FOLDER
 from queue_world import QueueWorld, Vhost, bodies_of
 
-from offload.ground.errors import OffloadError
+from offload.ground.errors import NoSpace, OffloadError
 
 
 class Life:
@@ -192,3 +193,57 @@ def test_a_disk_that_fails_once_takes_back_what_was_not_confirmed(tmp_path: Path
             return life
 
         asyncio.run(asyncio.run(lives()).check_and_go_on(world))
+
+
+def test_the_tag_of_a_message_that_was_taken_back_is_not_given_again(tmp_path: Path) -> None:
+    """Otherwise, the consumer that has got it would acknowledge somebody else's message."""
+    world, disk = worlds(tmp_path)("full"), FailingDisk()
+
+    async def lives() -> None:
+        vhost = await world.open(disk=disk)
+        queue = await vhost.queue("a")
+        disk.fails = lambda name: errno.ENOSPC if name == "write" else 0
+        put = await queue.put([b"lost", b"lost too"])
+        [seen, _] = await queue.fetch(2)
+        with pytest.raises(NoSpace):
+            await put.confirmed
+        disk.fails = lambda name: 0
+
+        await queue.publish([b"kept"])
+        [found] = await queue.fetch(2)
+        assert (found.body, found.redelivered) == (b"kept", False)
+        assert await queue.ack([seen.tag]) == []
+        assert await queue.depth() == 1
+        vhost.check()
+        await vhost.close()
+        assert await bodies_of(await (await world.open()).queue("a")) == [b"kept"]
+
+    asyncio.run(lives())
+
+
+def test_acknowledgements_wait_quietly_for_room_on_a_full_disk(tmp_path: Path) -> None:
+    world, disk = worlds(tmp_path)("full"), FailingDisk()
+
+    async def lives() -> None:
+        vhost = await world.open(disk=disk)
+        queue = await vhost.queue("a")
+        await queue.publish([b"%d" % number for number in range(4)])
+        disk.fails = lambda name: errno.ENOSPC if name == "write" else 0
+        before, slept = disk.calls.count("write"), list[float]()
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            await asyncio.sleep(0)
+
+        vhost.store.env = replace(vhost.store.env, sleep=sleep)
+        await queue.ack([each.tag for each in await queue.fetch(3)])
+        await asyncio.sleep(0.1)
+        assert 1 < disk.calls.count("write") - before <= len(slept)
+        disk.fails = lambda name: 0
+        with suppress(NoSpace):  # of the write that is under way
+            await queue.flush()
+        await queue.flush()
+        await vhost.vanish()
+        assert await bodies_of(await (await world.open()).queue("a")) == [b"3"]
+
+    asyncio.run(lives())

@@ -184,6 +184,48 @@ def test_a_queue_goes_to_its_bound_while_the_tier_is_away(world: QueueWorld, on_
     asyncio.run(lives())
 
 
+def test_an_old_owner_trims_nothing_that_the_new_one_has(world: QueueWorld) -> None:
+    """What was acknowledged at the old owner since its last move is live for the new one."""
+
+    async def lives() -> None:
+        old = await world.open()
+        queue = await old.queue("a")
+        for number in range(8):
+            await queue.publish([b"%d" % number * 2000])
+            await old.page()
+        new = await world.taken_over()
+        await queue.ack([each.tag for each in await queue.fetch(7)])
+        with pytest.raises(Fenced):
+            await old.tier.work()  # a trim
+        await old.vanish()
+        assert len(await (await new.queue("a")).fetch(8)) == 8
+        await new.vanish()
+
+    asyncio.run(lives())
+
+
+def test_a_fetch_that_the_tier_ends_half_way_takes_nothing(world: QueueWorld) -> None:
+    async def lives() -> None:
+        vhost = await world.open()
+        queue = await vhost.queue("a")
+        await queue.publish([b"%d" % number * 900 for number in range(8)])
+        queue.set_ram_target(0)
+        await vhost.page()  # in two moves, which are two runs
+        assert len(queue.stored.places.runs) > 1
+        first = await queue.fetch(1)
+        await queue.requeue([each.tag for each in first])
+        world.away(True)
+        for call in (queue.fetch, queue.drop):
+            with pytest.raises(TryAgain):
+                await call(8, ack_required=False)
+        assert await queue.length() == 8
+        world.away(False)
+        assert len(await queue.fetch(8)) == 8
+        await vhost.vanish()
+
+    asyncio.run(lives())
+
+
 def test_one_body_of_a_thousand_queues_is_stored_once_and_freed_by_the_last_ack(world: QueueWorld) -> None:
     """In the log, in memory, and on the tier."""
 
