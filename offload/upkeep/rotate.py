@@ -16,6 +16,9 @@ For each key of the life that a stream has now:
     before step 6        two generations of one key       the same
     during step 6        a part of an older generation    the same
 
+If the service refuses a key, or all of its objects are gone, the newest root is loaded. Somebody may have
+destroyed the key because the stream was deleted. Then that is reported, and no lost key.
+
 Rotations exclude each other: only one can create the second copy of a generation. If one stalls before that,
 and wakes when its generation was made and deleted by others, it finds a newer one in step 5.
 
@@ -152,7 +155,7 @@ class _Rotation:
             return replace(done, error=error)
         for uid, counts in sorted(listed.items()):
             try:
-                kind = await self._of_key(stream, life, uid, counts)
+                kind = await self._of_key_unless_over(stream, life, uid, counts)
                 done = replace(done, **{kind: getattr(done, kind) + 1})
             except OffloadError as error:
                 done = replace(done, error=done.error or error)
@@ -181,6 +184,15 @@ class _Rotation:
         uid, _ = (await load_tail(self.tier.store, newest, last)).wrapped_key
         # It looks again: a sync may have made the stream's first key since.
         sound_object(await search_key(self.tier.store, stream, newest.incarnation, uid), stream, uid)
+
+    async def _of_key_unless_over(self, stream: str, life: UUID, uid: UUID, counts: dict[int, int]) -> str:
+        """Do as `_of_key`. A key that went with its life is no error of its own."""
+        try:
+            return await self._of_key(stream, life, uid, counts)
+        except Denied:
+            # A shred destroys the keys of a life that has ended. So does a writer that has just made its key.
+            await self._refuse_ended(stream, life)
+            raise
 
     async def _of_key(self, stream: str, life: UUID, uid: UUID, counts: dict[int, int]) -> str:
         """Do all steps for a key. Return the field of `Rotated` that counts it."""
@@ -222,9 +234,9 @@ class _Rotation:
             await store_key(store, service, draft, raw, self.env, refuse_if_over=refuse_if_over)
         except AlreadyExists as exc:
             raise rival from exc
-        except StreamDeleted as ended:
-            await self._life_of(stream)  # raises too, unless somebody has begun the stream again
-            raise Conflict(f"{ended}, and begun again; run again") from ended
+        except StreamDeleted:
+            await self._refuse_ended(stream, life)
+            raise
         # 4.
         made = await read_both_copies(store, stream, life, uid, mine)
         # 5.
@@ -240,6 +252,14 @@ class _Rotation:
         # 6.
         if older := [name for name, generation in names.items() if generation < mine]:
             await store.delete(older)
+
+    async def _refuse_ended(self, stream: str, life: UUID) -> None:
+        """Raise as `_refuse_if_over`, but `Conflict` if the stream was begun again: its new key is to do."""
+        try:
+            await self._refuse_if_over(stream, life)
+        except StreamDeleted as ended:
+            await self._life_of(stream)  # raises too, unless somebody has begun the stream again
+            raise Conflict(f"{ended}, and begun again; run again") from ended
 
     async def _refuse_if_over(self, stream: str, life: UUID) -> None:
         """Raise `StreamDeleted` if the stream was deleted, or begun again."""

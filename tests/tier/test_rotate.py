@@ -330,12 +330,40 @@ class TestRivals:
     def test_a_stream_shredded_during_a_rotation_has_no_key_left(self) -> None:
         async def work(process: Process) -> None:
             result = await rotated(process)
-            assert isinstance(result.error, StreamDeleted | Denied | None)
+            assert isinstance(result.error, StreamDeleted | None)
 
         async def scenario(_: World) -> None:
             async for world in at_every_moment(made, work, shreds):
                 if world.key_objects():
                     assert await read(world.tier(world.ring(None))) == 10  # nobody shredded it
+
+        run(scenario)
+
+    @pytest.mark.parametrize(
+        ("is_begun_again", "kind"), [(False, StreamDeleted), (True, Conflict)], ids=["deleted", "begun again"]
+    )
+    def test_a_key_that_went_with_its_stream_is_not_reported_as_lost(
+        self, is_begun_again: bool, kind: type[Exception]
+    ) -> None:
+        """A writer that had made it for a stream that was deleted meanwhile destroys its master key."""
+
+        async def scenario(_: World) -> None:
+            world = await made("1=own.key")
+            label = key_objects(world)[0].label
+
+            async def take_back(operation: str, key: str) -> None:
+                if operation == "get" and "/keys/" in key:
+                    world.store.before = ignore
+                    await delete_stream(world.tier(), "orders")
+                    await world.service.destroy(label)
+                    if is_begun_again:
+                        await append(world.tier(world.ring()), 5)
+
+            world.store.before = take_back
+            error = (await rotated(world)).error
+
+            assert (type(error), "was deleted" in str(error)) == (kind, True)
+            assert (await rotated(world)).rotated == is_begun_again
 
         run(scenario)
 
