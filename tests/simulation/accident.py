@@ -15,6 +15,8 @@ from offload.formats.keys import TIER_ANCHOR
 from offload.ground.errors import Conflict, OffloadError
 from offload.native.lost_anchors import restore_tier_anchor
 from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.retention import delete_stream
+from simulation import locksmith
 from simulation.judgement import roots_in
 from simulation.world import World
 
@@ -98,6 +100,23 @@ async def recover(world: World) -> bool:
     assert not proven, "roots are lost, an object proves it, and the stream was not rebuilt"
     world.happened("losses that nothing shows")
     return False
+
+
+async def give_up_what_was_shredded(world: World) -> None:
+    """Delete the stream if it was shredded while roots were lost, and came back with the lost roots.
+
+    Its keys are gone for good, as they should be. `offload rebuild` tells the operator to delete it again.
+    Only a life that had ended may lack a key. All other data must be readable.
+    """
+    root = world.judge.root
+    if root is None or root.state != LIVE or root.incarnation not in world.judge.brought_back:
+        return
+    if not locksmith.lacks_a_key(world, root):
+        return
+    operator = world.process("operator")
+    await delete_stream(operator.offloader, STREAM, env=operator.env)
+    world.happened("shredded streams given up")
+    world.say(f"{operator.name} gives up the stream, which lacks a key")
 
 
 async def _is_unfenced(world: World) -> bool:

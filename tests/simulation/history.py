@@ -66,6 +66,7 @@ async def _live(world: World) -> None:
         return
     accident.check_all_told(world)
     if not world.in_doubt:
+        await accident.give_up_what_was_shredded(world)
         await _finish(world)
         _check_what_is_left(world)
 

@@ -7,6 +7,8 @@ these invariants hold instead:
     that moment neither names nor runs it, and is older than the `base_version` of the fragment
     no stream is begun while such a fragment exists
     the end of a rebuild names every object that the lost root named and that was never deleted
+    a fragment that it names lacks its key only if a newest root showed, while roots were lost, that the life
+    of the stream is over: then somebody may have shredded it. The operator gives up such a stream again
 
 If processes continue while roots are lost, or while the stream is rebuilt, only this may be lost:
 
@@ -65,6 +67,8 @@ class Loss:
     """The highest first offset of roots that were committed since."""
     branched: int = 2**64
     """The lowest next offset of these roots. A writer may have continued there."""
+    has_ended: bool = False
+    """True if a newest root since showed that the lost root's life is over. Then its keys may go."""
 
 
 @lru_cache(4096)
@@ -111,6 +115,8 @@ class SimulationJudge(Judge):
         """The keys of objects that a crash left damaged. A rebuild reads only tails, so it may name them."""
         self.perhaps_gone: set[str] = set()
         """Names in the newest root that a sweep may delete, because processes continued."""
+        self.brought_back: set[bytes] = set()
+        """The incarnations that ended while roots were lost, and came back. Their keys may be gone."""
 
     def is_sources(self, first_offset: int, next_offset: int, data: bytes) -> bool:
         """Return `Broker.wrote` for the newest root."""
@@ -194,15 +200,21 @@ class SimulationJudge(Judge):
             self._check_rebuilt(self.loss)
             self._forget(self.loss.root.incarnation, self.loss.branched)
             self.perhaps_gone = set() if self.all_stopped else self.loss.condemned | self.loss.overtaken
+            self._bring_back(self.loss)
             self.loss, self.losses = None, self.losses + 1
         elif root.parent_commit_id == self.loss.root.commit_id:  # a late create brings it all back
             self.history = self.loss.history | self.history
             self._condemned, self.perhaps_gone = self.loss.condemned, self.loss.overtaken
+            self._bring_back(self.loss)
             self.last, self.loss, self.losses, self.fence = self.loss, None, self.losses + 1, number - 1
             self.healed += 1
         elif root.state == LIVE:
             self.loss.trimmed = max(self.loss.trimmed, root.first_offset)
             self.loss.branched = min(self.loss.branched, root.next_offset)
+
+    def _bring_back(self, loss: Loss) -> None:
+        if loss.has_ended:
+            self.brought_back.add(loss.root.incarnation)
 
     def _check_secrecy(self, number: int, parent: Root | None) -> None:
         """Check that no data is appended in the clear behind encrypted data, or copied into the clear."""
@@ -262,6 +274,8 @@ class SimulationJudge(Judge):
         """Record the objects that a sweep that looks now may delete."""
         if self.loss is None or self.root is None or self.root.state == REBUILDING:
             return
+        is_same_life = self.root.state == LIVE and self.root.incarnation == self.loss.root.incarnation
+        self.loss.has_ended |= not is_same_life
         for key, data in self.objects.items():
             name, fragment, group = key.rpartition("/")[2], DATA.fullmatch(key), GROUP.fullmatch(key)
             if group is not None:

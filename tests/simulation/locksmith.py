@@ -18,12 +18,13 @@ These invariants hold beside those of the judge:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from protocol_judge import DATA
+from protocol_judge import DATA, Root
 from protocol_world import KEYS, STREAM, WitnessedOffloader
 
 from offload.formats.anchor import KeyObject
@@ -242,6 +243,19 @@ async def _check_grave(world: World, grave: Grave, *, older: bool = False) -> No
 
 def _born(world: World, key: str) -> int:
     return world.life.born.get(key, 0)
+
+
+def lacks_a_key(world: World, root: Root) -> bool:
+    """Return True if no key object opens some fragment that this root names."""
+    keys = [KeyObject.decode(data, where=key) for key, data in _keys_in(world).items()]
+    whole = {UUID(each.uid) for each in keys if each.label in world.house.masters}
+    for name in root.named:
+        with suppress(Corrupt):  # a torn one
+            data = world.objects[f"{KEYS.data}{name}"]
+            tail = FragmentTail.decode(data, where=name, size_bytes=len(data))
+            if tail.trailer.encrypted and tail.wrapped_key[0] not in whole:
+                return True
+    return False
 
 
 async def retire(world: World) -> None:
