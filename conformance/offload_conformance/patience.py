@@ -121,6 +121,11 @@ class PatientOffloader(LedgerOffloader):
         """Return the notes of the offloader."""
         return self._inner.notes
 
+    @property
+    def unproved(self) -> Sequence[str]:
+        """Return what no verify of the offloader proves."""
+        return self._inner.unproved
+
     async def open(self, *, create: bool = False) -> None:
         """Open the tier. Repeat the call if it is refused."""
         await retried(lambda: self._inner.open(create=create), self._count)

@@ -67,8 +67,25 @@ def parse_address(
         password = _first_line(password_file)
     if password is not None and user is None:
         raise Misuse(f"a password belongs to a user: set {USER}")
-    tls = ssl.create_default_context() if parts.scheme == TLS else None
+    tls = _tls_context() if parts.scheme == TLS else None
     return BrokerAddress(host=parts.hostname, port=port, user=user, password=password, tls=tls)
+
+
+class _Socket(ssl.SSLSocket):
+    """A socket that closes if its handshake fails: paho forgets it then."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.sslsocket_class = _Socket
+    return context
 
 
 def _first_line(path: Path) -> str:
