@@ -37,6 +37,7 @@ from offload.formats.records import record_runs
 from offload.ground.errors import Absent, Misuse, NotOffloaded, StreamDeleted
 from offload.ground.tracing import span
 from offload.model.chunk_table import ChunkType, row_holding
+from offload.model.entry import Entry
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import (
     OFFSET_MAX,
@@ -209,6 +210,10 @@ class StreamReader:
         `next_offset` if there is none. A chunk before `offset` may have the time: chunks need not ascend.
         """
         return await self._asked(partial(_first_from, time.timestamp_ms, offset))
+
+    async def entry_at(self, offset: int) -> Entry | None:
+        """Return the fragment of this part that holds an offset, or None. Costs a request for each group."""
+        return await self._asked(lambda view: view.find(offset))
 
     @property
     def is_measured(self) -> bool:

@@ -145,10 +145,11 @@ class SortedReading:
                 async for run in runs:
                     yield self._selected(run, columns_of(_bytes(run)))
         else:
-            async with aclosing(self._unit(unit)) as picked:
-                async for each in picked:
-                    yield each
             end = unit.ledger_end
+            if self.at.offset < end:
+                async with aclosing(self._unit(unit)) as picked:
+                    async for each in picked:
+                        yield each
         self.at = replace(self.at, offset=max(end, self.at.offset))
         yield ReplayRun(self.at, NO_RECORDS, self.ledger)
 
@@ -187,8 +188,7 @@ class SortedReading:
 
     async def _read(self, begin: int, end: int) -> AsyncGenerator[RecordRun, None]:
         """Yield the records between two offsets that may be selected, in order."""
-        part = _behind(self.part, self.at.origin)
-        ranges = _clipped(wanted_ranges(part, self.pick.selector), begin, end)
+        ranges = _clipped(wanted_ranges(self.part, self.pick.selector), begin, end)
         choice = OffsetChoice(np.zeros(0, np.uint64), ranges)
         for first, stop in choice.stretches():
             async with aclosing(self._stretch(first, stop, choice, ranges)) as runs:
@@ -252,12 +252,6 @@ def units_of(part: PartRanges, filters: Sequence[TopicFilter], chunks_max: int |
                 units.append(ReplayUnit(number, ledger.first_offset, ledger.next_offset, structure, *bounds))
                 end = run[-1] + 1
     return sorted(units, key=lambda each: each.first_offset)
-
-
-def _behind(part: PartRanges, origin: int) -> PartRanges:
-    """Return what of a part can have messages whose origin is not below `origin`."""
-    ledgers = [each for each in part.ledgers if each.next_offset > origin]
-    return PartRanges(part.reader, ledgers, [each for each in part.to_scan if each.stop > origin])
 
 
 def _clipped(ranges: Sequence[range], begin: int, end: int) -> list[range]:

@@ -214,7 +214,8 @@ class Replay:
             if number < at.part or (at.unit is not None and number != at.unit.part):
                 continue
             end = part.reader.manifest.next_offset if part is not parts[-1] else await self._whole_end(part)
-            at = _entered(at, part, end)
+            is_whole = self._origin is not None and part is parts[-1]
+            at = await _entered(at, part, end, is_whole=is_whole)
             async with aclosing(SortedReading(part, at, pick, skips, end).runs()) as runs:
                 async for run in runs:
                     yield run
@@ -284,8 +285,11 @@ class Replay:
         return self.runs(str(at)), None
 
 
-def _entered(at: ReplayIterator, part: PartRanges, end: int) -> ReplayIterator:
-    """Return the place at which an iterator continues in a part, its own or a later one. Checks it."""
+async def _entered(at: ReplayIterator, part: PartRanges, end: int, *, is_whole: bool) -> ReplayIterator:
+    """Return the place at which an iterator continues in a part, its own or a later one. Checks it.
+
+    `is_whole` says that a ledger ends at `end`.
+    """
     manifest = part.reader.manifest
     first, incarnation = manifest.first_offset, manifest.incarnation.hex
     if part.reader.part > at.part:
@@ -293,19 +297,28 @@ def _entered(at: ReplayIterator, part: PartRanges, end: int) -> ReplayIterator:
     if at.incarnation not in ("", incarnation):
         raise StreamDeleted(f"stream {at.stream!r} was deleted and begun again since the iterator was made")
     at = replace(at, incarnation=incarnation)
-    if at.origin >= end > at.offset:  # all that is sorted was delivered when it was not sorted yet
-        return replace(at, offset=end)
     if at.offset > manifest.next_offset:
         raise Misuse(
             f"the iterator is at offset {at.offset} of {at.stream!r}, which ends at {manifest.next_offset}"
         )
+    if at.origin > at.offset:
+        if at.origin >= end and is_whole:  # all that is sorted was delivered when it was not sorted yet
+            begin = end
+        else:
+            begin = await _ledger_of(part, min(at.origin, end - 1))
+        at = replace(at, offset=max(at.offset, begin))
     if at.offset < first:
-        # Nothing that is still wanted was trimmed if the ledger that was cut was read from the origin before.
-        cut = next((each for each in part.ledgers[:1] if each.first_offset == first), None)
-        if cut is None or at.origin < cut.next_offset:
-            raise trimmed(at, first)
-        return replace(at, offset=first)
+        raise trimmed(at, first)
     return at
+
+
+async def _ledger_of(part: PartRanges, offset: int) -> int:
+    """Return where the ledger begins that holds an offset. What is before it has smaller origins.
+
+    The manifest says so, and indexes do not: a ledger that was committed in pieces was perhaps indexed so.
+    """
+    entry = await part.reader.entry_at(offset) if offset >= part.reader.manifest.first_offset else None
+    return 0 if entry is None else min(entry.ledger_id, offset)
 
 
 def _begun(at: ReplayIterator, reader: StreamReader, place: PartOffset) -> ReplayIterator:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from random import Random
 
 import pytest
 from campaign import CAMPAIGN
+from kit.world import STREAM
+from offload_mqtt.decoder import MqttDecoder
 from offload_mqtt.iterators import HistoryTrimmed
+from offload_mqtt.selector import RANGES
 from replay_world import ReplayWorld, all_of
+
+from offload import AtOffset
+from offload.index.job import index as index_stream
+from offload.index.terms import Spec
 
 TOPICS = ("a/1", "a/2", "b/1", "b/2/x", "c", "")
 FILTERS = [["#"], ["a/+"], ["b/#", "+/1"], ["c", "c", "none/#"]]
@@ -112,6 +120,38 @@ class _Walk:
         """Begin another process with the last iterator. What the dead one has read ahead is lost with it."""
         await self.replay.aclose()
         self.replay = self.world.replay()
+
+
+@pytest.mark.parametrize("is_indexed", [False, True], ids=["scanned", "indexed"])
+def test_a_start_in_a_ledger_that_is_sorted_in_pieces_leaves_nothing_out(*, is_indexed: bool) -> None:
+    """A message is anywhere in its sorted ledger, also before what was committed or indexed first."""
+
+    async def index() -> None:
+        if is_indexed:
+            tier = world.others()
+            await tier.open()
+            async with aclosing(index_stream(tier, STREAM, Spec.parse(RANGES), MqttDecoder())) as reports:
+                assert [each.built async for each in reports] == [1]
+
+    world = ReplayWorld()
+
+    async def main() -> None:
+        world.append(*[f"a/{37 * number % 40:02}" for number in range(40)])
+        world.seal()
+        await world.sort(chunks_max=3)
+        begun = await world.replay(joined=False).iterator(["#"], AtOffset(20))
+        await index()
+        early, iterator = await all_of(world.replay(joined=False), begun)
+        await world.sort()
+        await index()
+        late, _ = await all_of(world.replay(joined=False), iterator)
+        whole, _ = await all_of(world.replay(joined=False), begun)
+
+        assert early
+        assert sorted(each.origin for each in [*early, *late]) == [*range(20, 40)]
+        assert whole == [*early, *late]
+
+    asyncio.run(main())
 
 
 def test_a_trim_while_a_ledger_is_read_says_where_history_begins() -> None:
