@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace as moved
 
 from offload.formats.records import RecordRun
 from offload.formats.rows import ValuePool, column_of
@@ -28,7 +29,8 @@ PAUSE_SECONDS_MAX: Final = 60.0
 async def by_arrival(runs: AsyncGenerator[ReplayRun, None]) -> AsyncGenerator[ReplayRun, None]:
     """Yield the same messages, those of each ledger in the order of their origin.
 
-    The place of a run is behind its ledger, so an interrupted replay repeats what it had of a ledger.
+    The place of a run is behind its ledger, and that of a part of it is before, so an interrupted replay
+    repeats what it had of a ledger.
     """
     held = list[ReplayRun]()
     async with aclosing(runs):
@@ -67,7 +69,8 @@ async def paced(
 def _sorted(held: list[ReplayRun]) -> ReplayRun:
     origins = np.concatenate([each.columns.origins for each in held])
     joined = RecordRun.joined([each.run for each in held])
-    return replace(held[-1], run=_gathered(joined, np.argsort(origins, kind="stable")))
+    before = moved(held[0].at, offset=int(held[0].run.offsets[0]))
+    return replace(held[-1], run=_gathered(joined, np.argsort(origins, kind="stable")), before=before)
 
 
 def _gathered(run: RecordRun, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RecordRun:

@@ -64,6 +64,8 @@ class ReplayRun:
     """Offsets are those of the sorted stream, or those of the origin if `is_live`."""
     ledger: int = -1
     """The first offset of the ledger that they are of. -1 of the origin's."""
+    before: ReplayIterator | None = None
+    """The place before all of them, if they are not in the order of their offsets."""
 
     @property
     def is_live(self) -> bool:
@@ -81,10 +83,12 @@ class ReplayRun:
     def rows(self, first: int, stop: int) -> ReplayRun:
         """Return some of the messages, with the place behind the last of them."""
         at = self.at
-        if stop < len(self):
+        if stop < len(self) and self.before is not None:
+            at = self.before
+        elif stop < len(self):
             following = int(self.run.offsets[stop - 1]) + 1
             at = replace(at, origin=following) if self.is_live else replace(at, offset=following)
-        return ReplayRun(at, self.run.rows(first, stop), self.ledger)
+        return ReplayRun(at, self.run.rows(first, stop), self.ledger, self.before)
 
     def messages(self) -> Iterator[ReplayMessage]:
         """Yield the messages one by one, with copies of their bytes."""

@@ -264,11 +264,13 @@ async def _runs(
 async def _write(
     runs: AsyncGenerator[ReplayRun, None], out: Output, limit: int | None, place: _Summary
 ) -> None:
-    async with aclosing(runs):
-        async for each in runs:
-            run = each.rows(0, len(each) if limit is None else limit - place.messages)
-            await out.write(run)
-            place.messages, place.at = place.messages + len(run), run.at
-            if place.messages == limit:
-                break
-    await out.flush()
+    try:
+        async with aclosing(runs):
+            async for each in runs:
+                run = each.rows(0, len(each) if limit is None else limit - place.messages)
+                await out.write(run)
+                place.messages, place.at = place.messages + len(run), run.at
+                if place.messages == limit:
+                    break
+    finally:  # also when it is interrupted: then the place is told, and everything before it must be there
+        await out.flush()

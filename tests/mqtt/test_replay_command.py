@@ -9,7 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,14 +18,20 @@ from typing import Any
 import pytest
 from command_line import PROGRAM, offload
 from mqtt_stream import MqttStream
+from offload_mqtt import replay_command
+from offload_mqtt.decoder import MqttDecoder
+from offload_mqtt.output import Printed
 from offload_mqtt.pacing import by_arrival, paced
+from offload_mqtt.reading import ReplayRun
 from offload_mqtt.replay import Replay
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
-from replay_world import ReplayWorld
+from replay_world import ReplayWorld, all_of
 from servers import mosquitto
 
 from offload.ground.env import Env
+from offload.showing.lines import Format
+from offload.showing.message_output import MessageOutput
 
 ODD = ("/lead", "trail/", "a//b", "x", "$odd/x", "ünï/cödé", "site/7", "site", "deep/" + "/".join("l" * 40))
 FILTERS = [
@@ -258,6 +265,70 @@ def test_a_pace_restores_the_order_and_the_times_of_arrival() -> None:
 
     assert asyncio.run(main()) == [*range(40)]
     assert sum(slept[-1:]) == pytest.approx(39 * 0.0005 / 2)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_paced_replay_that_is_interrupted_leaves_nothing_out(limit: int | None) -> None:
+    """Messages of a ledger come in another order than its offsets, so the place is before or behind all."""
+    world = ReplayWorld()
+
+    async def main() -> None:
+        for _ in range(2):
+            world.append(*["a", "b", "c", "b", "a"] * 4)
+            world.seal()
+            await world.sort()
+        replay: Replay = world.replay(joined=False)
+        begun = await replay.iterator(["#"])
+        env = Env(sleep=_no_sleep, monotonic=lambda: 0.0)
+        for most in range(1, 41, 4):
+            got, at = list[int](), begun
+            async with aclosing(paced(by_arrival(replay.runs(begun)), 2.0, env)) as runs:
+                async for each in runs:
+                    run = each.rows(0, len(each) if limit is None else min(limit, most - len(got)))
+                    got += [message.origin for message in run.messages()]
+                    at = str(run.at)
+                    if len(got) >= most:
+                        break
+            rest, _ = await all_of(world.replay(joined=False), at)
+
+            assert {*got, *(each.origin for each in rest)} == {*range(40)}
+
+    asyncio.run(main())
+
+
+async def _no_sleep(seconds: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_an_interrupted_replay_says_is_written(*, at_once: bool) -> None:
+    """Lines are kept to be written in large pieces. The place is behind them, so they are written first."""
+    world, written, place = ReplayWorld(), bytearray(), replay_command._Summary()
+
+    async def main() -> None:
+        world.append(*["a", "b"] * 20)
+        world.seal()
+        await world.sort()
+        replay: Replay = world.replay(joined=False)
+        begun, reached = await replay.iterator(["#"]), asyncio.Event()
+
+        async def runs() -> AsyncGenerator[ReplayRun, None]:
+            async with aclosing(replay.runs(begun)) as found:
+                async for each in found:
+                    yield each
+            reached.set()
+            await asyncio.Event().wait()
+
+        out = Printed(MessageOutput(Format.JSONL, MqttDecoder(), write=written.extend), at_once=at_once)
+        writing = asyncio.create_task(replay_command._write(runs(), out, None, place))
+        await reached.wait()
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+
+    asyncio.run(main())
+    assert place.messages == 40
+    assert sorted(json.loads(line)["origin"] for line in written.splitlines()) == [*range(40)]
 
 
 def test_the_programs_of_the_page_replay_by_topic(
