@@ -114,6 +114,8 @@ class MqttArchive:
     async def _archive(self, address: BrokerAddress, stopping: asyncio.Event) -> None:
         """Archive on one connection until `stopping`. Raises `TryAgain` when it is lost."""
         self._wake.clear()
+        # What an earlier connection has left is stored, and the broker gets no answer to it here.
+        self._received = [(0, topic, record) for _, topic, record in self._received]
         connection = await MqttConnection.open(address, client_id=self.client_id, receive=self._receive)
         self._connection = connection
         subscribing = asyncio.create_task(self._subscribe(connection))

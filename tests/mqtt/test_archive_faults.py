@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from certificates import certificate
 from command_line import offload
 from log_contract import records_of
 from mqtt_world import archived, archiving, publish, until
+from offload_mqtt import connection
 from offload_mqtt.address import parse_address
 from offload_mqtt.archive import WINDOW_SIZE_BYTES, MqttArchive, MqttRoute, open_archive
 from offload_mqtt.topic_record import columns_of
@@ -172,6 +174,55 @@ def test_packets_that_break_the_rules_end_the_connection_and_nothing_else(
     asyncio.run(scenario())
 
     assert "closed the connection" in caplog.text
+
+
+def test_nothing_is_acknowledged_on_another_connection_than_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one answers no SUBSCRIBE in time, and brings a message while another one is being stored."""
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    connections, acknowledged = list[int](), list[tuple[int, int]]()
+
+    class LateDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            if len(connections) == 1:
+                time.sleep(0.4)
+            super().sync(descriptor)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(number := len(connections))
+        try:
+            while True:
+                kind, size = await reader.readexactly(2)
+                content = await reader.readexactly(size)
+                if kind == 0x10:
+                    writer.write(CONNACK)
+                elif kind == 0x82 and number == 0:
+                    writer.write(message(b"a", b"first", number=7))
+                    await asyncio.sleep(0.1)
+                    writer.write(message(b"a", b"second", number=8))
+                elif kind == 0x82:
+                    writer.write(packet(0x90, content[:2] + b"\1") + message(b"a", b"third", number=1))
+                elif kind == PUBACK:
+                    acknowledged.append((number, int.from_bytes(content, "big")))
+        except (EOFError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    async def scenario() -> list[bytes]:
+        async with (
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+            open_archive(tmp_path, routes("a"), disk=LateDisk()) as archive,
+            running(archive, f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"),
+        ):
+            await happens(lambda: (1, 1) in acknowledged)
+            return await records_of(archive.logs["mqtt"])
+
+    found = columns_of(RecordBytes.of(asyncio.run(scenario())))
+
+    assert acknowledged == [(0, 7), (1, 1)]
+    assert found.rests.to_list() == [b"first", b"second", b"third"]
 
 
 @pytest.mark.parametrize(
