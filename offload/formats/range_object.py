@@ -37,6 +37,8 @@ RANGE_OBJECT_VERSION: Final = 1
 RANGE_OBJECT_MAGIC: Final = b"OLRX"
 RANGE_BODY_SIZE_BYTES_MAX: Final = 2**28
 RANGE_KEY_SIZE_BYTES_MAX: Final = 2**16 - 1
+RANGE_KEYS_SIZE_BYTES_MAX: Final = 2**30
+"""The sum of the sizes of all keys. They share bytes, so a small object can state much more."""
 
 RANGE_OBJECT_HEADER: Final = layout(
     "Range object header",
@@ -79,7 +81,8 @@ def encode_ranges(stream: str, name: IndexName, ledgers: Sequence[LedgerRanges])
     body = b"".join(map(_encode, ledgers))
     edges = [name.first_offset, *(each.next_offset for each in ledgers)]
     is_whole = [each.first_offset for each in ledgers] == edges[:-1] and edges[-1] == name.next_offset
-    if not is_whole or len(body) > RANGE_BODY_SIZE_BYTES_MAX:
+    is_small = sum(map(_keys_size, ledgers)) <= RANGE_KEYS_SIZE_BYTES_MAX
+    if not is_whole or not is_small or len(body) > RANGE_BODY_SIZE_BYTES_MAX:
         raise Misuse(f"ranges of stream {stream!r}: ledgers leave out offsets, or have too many keys")
     packed = compressor(Compression(BlockCodec.ZSTD, 9))(body)
     head = RANGE_OBJECT_HEADER.pack(
@@ -109,9 +112,10 @@ def decode_ranges(raw: bytes | memoryview, stream: str, name: IndexName) -> list
             raise Corrupt(f"range object {what}", where, expected=expected, found=found)
     plain_size = min(header["body_size_bytes"], RANGE_BODY_SIZE_BYTES_MAX)
     body = decompressed(packed, BlockCodec.ZSTD, size_bytes=plain_size, where=where, position=size)
-    ledgers, at, end = list[LedgerRanges](), 0, name.first_offset
+    ledgers, at, end, room = list[LedgerRanges](), 0, name.first_offset, RANGE_KEYS_SIZE_BYTES_MAX
     while at < len(body):
-        ledger, at = _decode(body, at, where)
+        ledger, at = _decode(body, at, where, room)
+        room -= _keys_size(ledger)
         if ledger.first_offset != end:
             raise _wrong(where, f"a ledger from offset {end} on", ledger.first_offset)
         ledgers.append(ledger)
@@ -141,6 +145,10 @@ def _encode(ledger: LedgerRanges) -> bytes:
     return b"".join([head, ledger.about, steps.tobytes(), sizes.tobytes(), joined])
 
 
+def _keys_size(ledger: LedgerRanges) -> int:
+    return sum(map(len, ledger.keys))
+
+
 def _shared(one: bytes, other: bytes) -> int:
     """Return with how many equal bytes both begin."""
     size = min(len(one), len(other))
@@ -148,7 +156,8 @@ def _shared(one: bytes, other: bytes) -> int:
     return int(differ.argmax()) if differ.any() else size
 
 
-def _decode(body: bytes, at: int, where: str) -> tuple[LedgerRanges, int]:
+def _decode(body: bytes, at: int, where: str, room: int) -> tuple[LedgerRanges, int]:
+    """Return the ledger at a position, and where it ends. Its keys have `room` bytes at most."""
     begin = at + RANGE_LEDGER.size_bytes
     if begin > len(body):
         raise _wrong(where, "a ledger", "its beginning")
@@ -160,7 +169,11 @@ def _decode(body: bytes, at: int, where: str) -> tuple[LedgerRanges, int]:
     if not count or end > len(body):
         raise _wrong(where, f"ranges within {len(body)} bytes", f"{count} that end at {end}")
     offsets = np.cumsum(np.frombuffer(body, ">u4", count, about_end), dtype=np.uint64)
-    shared, rests = np.frombuffer(body, ">u2", 2 * (count + 1), sizes_at).reshape(2, -1).tolist()
+    sizes = np.frombuffer(body, ">u2", 2 * (count + 1), sizes_at).reshape(2, -1)
+    whole = sizes.sum(axis=0, dtype=np.int64)
+    if whole.max() > RANGE_KEY_SIZE_BYTES_MAX or int(whole.sum()) > room:
+        raise _wrong(where, f"keys of {RANGE_KEYS_SIZE_BYTES_MAX} bytes at most", int(whole.sum()))
+    shared, rests = sizes.tolist()
     keys, key, start = list[bytes](), b"", keys_at
     for known, rest in zip(shared, rests, strict=True):
         before, key = key, key[:known] + body[start : start + rest]

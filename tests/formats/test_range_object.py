@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from uuid import UUID
 
@@ -15,7 +16,13 @@ from offload import Corrupt, Misuse
 from offload.formats.block_codecs import compressor
 from offload.formats.checksums import crc32c
 from offload.formats.keys import IndexName, StreamKeys
-from offload.formats.range_object import RANGE_OBJECT_HEADER, LedgerRanges, decode_ranges, encode_ranges
+from offload.formats.range_object import (
+    RANGE_LEDGER,
+    RANGE_OBJECT_HEADER,
+    LedgerRanges,
+    decode_ranges,
+    encode_ranges,
+)
 from offload.model.compression import BlockCodec, Compression
 
 KEYS = StreamKeys("orders")
@@ -139,6 +146,35 @@ def changed(at: int, *values: int) -> bytes:
 def test_bytes_with_a_right_checksum_are_not_believed(raw: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_ranges(raw, "orders", NAME)
+
+
+def bomb(*, count: int, shared: int) -> bytes:
+    """Return a body whose keys have nearly all bytes from the first one, and count up in two bytes more."""
+    rests = [bytes(shared), *(number.to_bytes(2, "big") for number in range(1, count + 1))]
+    sizes = np.array([0, *[shared] * count, *map(len, rests)], ">u2")
+    head = RANGE_LEDGER.pack(
+        first_offset=100,
+        next_offset=300,
+        about_size_bytes=0,
+        range_count=count,
+        key_bytes=sum(map(len, rests)),
+    )
+    steps = np.minimum(np.arange(count), 1).astype(">u4")
+    return b"".join([head, steps.tobytes(), sizes.tobytes(), *rests])
+
+
+@pytest.mark.parametrize(("count", "shared"), [(199, 2**16 - 1), (20_000, 2**16 - 3)])
+def test_keys_that_state_more_than_they_may_have_take_no_memory(count: int, shared: int) -> None:
+    """A few bytes of an object are a key of 64 KiB, if it has the rest from the key before."""
+    raw = sealed(bomb(count=count, shared=shared))
+
+    tracemalloc.start()
+    with pytest.raises(Corrupt, match="keys of"):
+        decode_ranges(raw, "orders", NAME)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 2**22
 
 
 @pytest.mark.parametrize(
