@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from offload.contracts.catalogue import Catalogue, StreamView
 from offload.contracts.entries import EntryLedger
+from offload.contracts.events import Event, Skipped
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.plugin import SourceType
 from offload.contracts.source import Snapshot, Source, SourceStream
@@ -24,9 +25,9 @@ from offload.entries.ledger import EntryLedgerStream
 from offload.formats.chunk_check import check_source
 from offload.formats.range_object import LedgerRanges
 from offload.formats.records import RecordRun, record_runs
-from offload.ground.errors import Diverged, Divergence, Misuse
+from offload.ground.errors import Diverged, Divergence, Misuse, NotOffloaded
 from offload.index.terms import Spec
-from offload.model.manifest import Manifest
+from offload.model.manifest import CommittedStream, Manifest
 from offload.opening.plugins import Plugins
 from offload.read.reader import StreamReader
 from offload_mqtt.sorted_ledger import CHUNK_SIZE_BYTES, DEFAULT_BY, SortedLedger, TopicSource
@@ -178,13 +179,12 @@ class SortedTier(Source):
 
     async def _sealed(self, since: Manifest | None) -> list[SortedLedger]:
         view = await self._catalogue.view(self._origin)
-        reader = StreamReader(self._catalogue, view.committed)
         # A crash may have left a part of the last ledger. A ledger's id is its first offset.
         begins = await _begins(view, 0 if since is None else since.last_ledger_id)
         end = 0 if since is None else since.next_offset
         return [
             SortedLedger(
-                partial(_runs_between, reader, first, following),
+                partial(_runs_between, self._catalogue, view.committed, first, following),
                 self._topics,
                 first_offset=first,
                 next_offset=following,
@@ -208,7 +208,21 @@ async def _begins(view: StreamView, offset: int) -> list[int]:
     return begins
 
 
-async def _runs_between(reader: StreamReader, first: int, following: int) -> AsyncGenerator[RecordRun, None]:
+async def _runs_between(
+    catalogue: Catalogue, committed: CommittedStream, first: int, following: int
+) -> AsyncGenerator[RecordRun, None]:
+    """Yield the messages of a ledger. Raises `NotOffloaded` if some of it was trimmed meanwhile."""
+    events = list[Event]()
+    reader = StreamReader(catalogue, committed, emit=events.append)
     async with aclosing(reader.runs_here(first, until=following)) as runs:
         async for each in runs:
+            _check(events)
             yield each.run.between(first, following)
+    _check(events)
+
+
+def _check(events: Sequence[Event]) -> None:
+    for each in events:
+        if isinstance(each, Skipped):
+            gone = f"offsets [{each.from_offset}, {each.to_offset})"
+            raise NotOffloaded(f"stream {each.stream!r}: {gone} were trimmed before they were sorted")

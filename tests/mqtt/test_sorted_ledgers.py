@@ -22,6 +22,7 @@ from offload import (
     LedgerOffloader,
     MemoryHandle,
     Misuse,
+    NotOffloaded,
     ObjectStoreOffloader,
     Retention,
     StreamReader,
@@ -41,6 +42,7 @@ from offload.read.handles import CutHandle
 from offload.store.memory import MemoryStore
 from offload.upkeep.compact.stream import compact
 from offload.upkeep.copy.tier import copy
+from offload.upkeep.sweep.tier import sweep
 
 NAME = "telemetry.topics"
 RANGES = Spec.parse("ranges=mqtt:topic")
@@ -266,6 +268,25 @@ def test_a_ledger_that_was_copied_in_part_is_continued(stream: MqttStream, *, of
         assert await records_of(part) == await records_of(whole)
         await indexed(part)
         assert (await ranges_of(part)).to_scan == []
+
+    asyncio.run(main())
+
+
+def test_what_is_trimmed_while_it_is_sorted_ends_the_sort(stream: MqttStream) -> None:
+    """A ledger of which the beginning is gone is not sorted as if it had no messages there."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        target = tier(store, fragment_size_bytes=10_000)
+        await synced(open_plain(stream), target)
+        source = SortedTier(target, "telemetry", NAME, topic_source("amqp:annotations.x-routing-key"))
+        (one,) = await source.streams()
+        async with await one.snapshot() as snapshot:
+            await trim(target, "telemetry", Retention(before_offset=300))
+            await sweep(store, grace_seconds=0)
+
+            with pytest.raises(NotOffloaded, match=r"offsets \[0, \d+\) were trimmed before they were read"):
+                await snapshot.ledgers[0].table()
 
     asyncio.run(main())
 
