@@ -154,7 +154,7 @@ class GroupMember:
             tuple(self.filters),
             unit.part,
             held.place,
-            note.origin,
+            note.origin if unit.part == note.start.part else 0,  # of a later part, everything is wanted
             note.since_us,
             unit,
         )

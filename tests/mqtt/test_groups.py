@@ -632,6 +632,34 @@ def test_members_share_a_real_replay_and_the_units_of_the_dead_are_read_again(
     asyncio.run(main())
 
 
+def test_a_start_at_an_offset_leaves_out_nothing_of_a_later_part() -> None:
+    """The broker's stream was begun again, so the offsets of the part count from 0 again."""
+    read = list[ReplayIterator]()
+
+    class Parts:
+        async def iterator(self, filters: Sequence[str], since: Position) -> str:
+            return str(ReplayIterator(STREAM, LIFE.hex, tuple(filters), 1, 0, origin=40))
+
+        async def streams(self, filters: Sequence[str], *, chunks_max: int) -> list[ReplayUnit]:
+            return [ReplayUnit(part, 0, 50, 0, 0, 50) for part in (1, 2)]
+
+        async def runs(self, iterator: str) -> AsyncGenerator[Batch, None]:
+            read.append(at := ReplayIterator.parse(iterator))
+            yield Batch(msgspec.structs.replace(at, offset=50), [])
+
+    async def main() -> None:
+        env = Env()
+        member = GroupMember(
+            replay=cast("Any", Parts()), note=note_of(MemoryStore(), env), filters=FILTERS, env=env
+        )
+        async with aclosing(member.runs(AtOffset(40))) as runs:
+            assert [each async for each in runs]
+
+    asyncio.run(main())
+
+    assert [(each.part, each.origin) for each in read] == [(1, 40), (2, 0)]
+
+
 def test_other_filters_are_another_group_and_a_shared_filter_is_its_inner_one() -> None:
     """EMQX: there is one state for each group and filter. MQTT: `$share/GROUP/FILTER` matches as FILTER."""
 
