@@ -285,7 +285,9 @@ def test_what_is_trimmed_while_it_is_sorted_ends_the_sort(stream: MqttStream) ->
             await trim(target, "telemetry", Retention(before_offset=300))
             await sweep(store, grace_seconds=0)
 
-            with pytest.raises(NotOffloaded, match=r"offsets \[0, \d+\) were trimmed before they were read"):
+            with pytest.raises(
+                NotOffloaded, match=r"offsets \[0, \d+\) were trimmed before they were sorted"
+            ):
                 await snapshot.ledgers[0].table()
 
     asyncio.run(main())
