@@ -112,11 +112,14 @@ def candidates(keys: Sequence[bytes], parts: Sequence[KeyPart]) -> Iterator[int]
 def of_filters(
     keys: Sequence[bytes], structures: Sequence[Structure], filters: Iterable[TopicFilter]
 ) -> dict[int, list[int]]:
-    """Return the candidates of several filters, for each structure that has some: ascending, each once."""
+    """Return the candidates of several filters, for each structure that has some: ascending, each once.
+
+    Structures ascend too, whatever the order of the filters.
+    """
     found = dict[int, set[int]]()
     for by in filters:
         for number, structure in enumerate(structures):
             parts = constraints(number, structure, by)
             if parts is not None:
                 found.setdefault(number, set()).update(candidates(keys, parts))
-    return {number: sorted(chunks) for number, chunks in found.items() if chunks}
+    return {number: sorted(chunks) for number, chunks in sorted(found.items()) if chunks}

@@ -223,6 +223,26 @@ def test_units_share_messages_without_loss_and_keep_each_topic_of_a_ledger_whole
     run(main())
 
 
+@pytest.mark.parametrize("filters", [["a/+", "+"], ["+/+/+", "a"], ["a/+/2", "a", "a/1"]], ids=" ".join)
+def test_units_of_several_filters_have_all_matches_in_any_order_of_the_filters(filters: list[str]) -> None:
+    """The first filter here matches topics of a later structure than another one does."""
+
+    async def main() -> None:
+        world, found = ReplayWorld(), list[ReplayMessage]()
+        world.append(*["a"] * 20, *["a/1"] * 20, *["a/1/2"] * 20)
+        world.seal()
+        await world.sort()
+        await world.index()
+        replay = world.replay(joined=False)
+
+        for unit in await replay.streams(filters):
+            found += (await all_of(replay, await replay.iterator(filters, unit=unit)))[0]
+
+        assert origins(found) == world.wanted(filters)
+
+    run(main())
+
+
 def test_an_end_is_that_of_a_ledger_which_another_follows() -> None:
     """EMQX, section 2: the end of a stream is only that of a generation which is not the current one."""
 
