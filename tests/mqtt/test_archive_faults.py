@@ -513,10 +513,11 @@ def test_only_what_is_above_the_size_to_keep_is_deleted(broker: Mosquitto, tmp_p
             running(archive, broker.url),
         ):
             await happens(lambda: archive.is_subscribed)
-            for _ in range(10):
-                await asyncio.to_thread(publish, broker.port, [("keep", b"x" * 1000) for _ in range(20)])
             log = archive.logs["mqtt"]
-            await happens(lambda: log.next_offset == 200 and size_of(log) <= 60_000)
+            for sent in range(20, 220, 20):  # small batches: a ledger ends with the one that fills it
+                await asyncio.to_thread(publish, broker.port, [("keep", b"x" * 1000) for _ in range(20)])
+                await happens(lambda sent=sent: log.next_offset == sent)
+            await happens(lambda: size_of(log) <= 60_000)
             return log.first_offset, size_of(log)
 
     first, size_bytes = asyncio.run(scenario())
