@@ -65,14 +65,19 @@ def test_the_commands_of_the_page_do_what_it_says(
     assert shown - printed == set()
 
 
+def ends_with(folder: Path, payload: bytes) -> bool:
+    newest = max(folder.rglob("*.segment"), key=lambda path: path.name)
+    return payload in newest.read_bytes()[-200:]
+
+
 def test_an_archive_is_sorted_and_replayed_by_topic(broker: Mosquitto, tmp_path: Path) -> None:
     """The tier has what is sealed, in the order of topics. The folder has the rest."""
     folder, tier = tmp_path / "archive", tmp_path / "tier"
     sent = [(f"site/{i % 10}/line/{i % 7}/state", b"%d" % i) for i in range(3000)]
     running = archiving(broker.url, folder, "--filter", "site/#", "--roll-size", "50KB")
-    for first in range(0, len(sent), 300):
+    for first in range(0, len(sent), 300):  # small batches: a ledger ends with the one that fills it
         publish(broker.port, sent[first : first + 300])
-    until(lambda: b"2999" in max(folder.rglob("*.segment"), key=lambda path: path.name).read_bytes()[-200:])
+        until(lambda last=sent[first + 299]: ends_with(folder, last[1]))
     running.terminate()
     assert finish(running).code == 0
 
