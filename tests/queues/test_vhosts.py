@@ -324,6 +324,7 @@ def test_a_start_reads_damaged_and_absent_index_files_from_their_ledgers(world: 
         for number in range(12):
             await queue.publish([b"%03d" % number + bytes(90)] * 3)
             vhost.store.log_size_bytes_max = 2**20
+        await vhost.store.flush()  # behind the index file of the last batch
         folder = world.folder / "0" / INDEX_FOLDER
         files = sorted(folder.glob("*.queues"))
         ledgers = vhost.store.log.ledgers[:-1]
