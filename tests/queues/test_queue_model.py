@@ -105,7 +105,6 @@ class QueueMachine(RuleBasedStateMachine):
         except OffloadError:
             assert self.is_away
             assert queue.stored.places.runs
-            model.delivered.update(expected)  # what was taken in vain may be marked
             return
         model.ready = model.ready[count:]
         tags = dropped if drop else [each.tag for each in found]
