@@ -75,7 +75,7 @@ def sort(
                     (report,) = [each async for each in reports]
             await _keep_ranges(store, new, source)
             _tell(report, json=json)
-            if report.manifest is not None:
+            if report.manifest is not None and report.error is None:
                 await _index(store, new, json=json)
         return report.error is None
 

@@ -189,7 +189,7 @@ class CaseClauses(QueueClauses):
     @pytest.mark.parametrize("is_flushed", [False, True], ids=["not flushed", "flushed"])
     @since("0.4")
     def test_a_closed_queue_keeps_its_messages(self, run: Run, queue: BackingQueue, is_flushed: bool) -> None:
-        """What was unacknowledged is ready again (`all_the_bits_*`, `dropwhile_*restart`, `queue_index`)."""
+        """Unacknowledged messages are ready again (`all_the_bits_*`, `dropwhile_*restart`, `queue_index`)."""
         properties = [MessageProperties(expires_ms=number) for number in range(self.many)]
         run(queue.publish(numbered(0, self.many), properties=properties))
         run(self.page_out(queue))
@@ -209,7 +209,7 @@ class CaseClauses(QueueClauses):
 
     @since("0.4")
     def test_confirmed_messages_outlive_the_process(self, run: Run, queue: BackingQueue) -> None:
-        """What was confirmed is there after a crash, in order and redelivered (`bq_queue_recover`)."""
+        """A confirmed message is there after a crash, in its order, redelivered (`bq_queue_recover`)."""
         if not self.is_durable:
             pytest.skip("the queue ends with its process")
         run(queue.publish(numbered(0, self.many)))
